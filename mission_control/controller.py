@@ -16,6 +16,7 @@ from typing import Any
 
 from mission_control import _native
 from mission_control.policies import Policy, Runner, name_of, runner_of
+from mission_control.printable import printable
 from mission_control.records import Log
 from mission_control.service.membership import Membership, Service
 
@@ -265,4 +266,4 @@ class MissionController(ABC):
 
 def one_line(text: str) -> str:
     """Return the start of a text that another process wrote, fit for a log."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:LOGGED_MAX])
+    return printable(text[:LOGGED_MAX])

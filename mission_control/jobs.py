@@ -134,7 +134,8 @@ def job(
 
     Raises:
         JobRejected: a demand cannot be met; raised before anything is submitted.
-        RuntimeError: the client is asynchronous.
+        RuntimeError: the client is asynchronous, or was closed.
+        TypeError: ``client`` is no client of Dask.
         ValueError: an argument is invalid; the text has a fix.
     """
     import dask
@@ -151,8 +152,8 @@ def job(
         job_class=job_class,
         deadline=deadline,
     )
-    client = client or get_client()
-    install(client)  # refuses an asynchronous client
+    client = get_client() if client is None else client
+    install(client)  # refuses a client that it cannot use
     admitted = client.sync(client.scheduler.mission_control_admit, spec=spec, client=client.id)
     if admitted["refused"]:
         raise JobRejected(f"job {name}: {admitted['refused']}")
@@ -173,18 +174,19 @@ def install(client: Client, *, policy: str | Policy | None = None, flows_per_hos
         policy: how jobs share the network; see ``mission weights --help``; or a function that takes the active jobs and
             their transfers and returns the weight of each, see :mod:`mission_control.policies`. If the cluster has
             Mission Control, this replaces its policy.
-        flows_per_host: concurrent flows that every host receives, ``all`` or ``auto`` (found by trial); only for a
-            cluster that has no Mission Control yet.
+        flows_per_host: concurrent flows that every host receives, ``all`` or ``auto`` (found by trial). It is fixed
+            when the cluster gets Mission Control.
 
     Raises:
         RuntimeError: the client is asynchronous.
+        ValueError: a value is wrong, or the cluster has Mission Control with other flows per host.
     """
     from distributed.protocol import pickle
 
     from mission_control.dask.scheduler import MissionControlScheduler
     from mission_control.dask.worker import MissionControlWorker
 
-    refuse_asynchronous(client)
+    refuse_unusable(client)
     without = workers_without(client)
     if without is None:
         settings: dict[str, Any] = {"policy": policy} if policy else {}
@@ -193,6 +195,15 @@ def install(client: Client, *, policy: str | Policy | None = None, flows_per_hos
         client.register_plugin(MissionControlScheduler(**settings))
         client.register_plugin(MissionControlWorker())
         return
+    if flows_per_host is not None:
+        MissionControlScheduler(flows_per_host=flows_per_host)  # it refuses what is none
+        has = client.sync(client.scheduler.mission_control_status, most=0)["flows_per_host"]
+        if flows_per_host != has:
+            raise ValueError(
+                f"flows_per_host={flows_per_host!r}: this cluster has Mission Control with {has!r} already, and keeps "
+                f"that while it runs. Leave flows_per_host out, or start the scheduler with "
+                f"--mission-flows-per-host {flows_per_host}"
+            )
     asked: set[str] = vars(client).setdefault("_mission_control_asked", set())
     if new := [worker for worker in without if worker not in asked]:
         # Once, and without waiting: a worker may be silent, or have no package. It stays without a data plane then, and
@@ -220,7 +231,7 @@ def uninstall(client: Client, *, timeout: float = 300.0) -> None:
         RuntimeError: references that tasks put are in use, or shuffles still run: nothing was removed; or the client is
             asynchronous.
     """
-    refuse_asynchronous(client)
+    refuse_unusable(client)
     if not installed(client):
         return
     reply = client.sync(client.scheduler.mission_control_uninstall, timeout=timeout)
@@ -228,7 +239,18 @@ def uninstall(client: Client, *, timeout: float = 300.0) -> None:
         raise RuntimeError(f"Mission Control was not removed: {reply['error']}")
 
 
-def refuse_asynchronous(client: Client) -> None:
+def refuse_unusable(client: Client) -> None:
+    """
+    Raises:
+        TypeError: This is no client of Dask.
+        RuntimeError: The client is asynchronous, or was closed.
+    """
+    from distributed import Client
+
+    if not isinstance(client, Client):
+        raise TypeError(f"client={client!r}: give a client of Dask, as in distributed.Client('tcp://HOST:8786')")
+    if client.status == "closed":
+        raise RuntimeError(f"{client} was closed: connect another one")
     if client.asynchronous:
         raise RuntimeError(
             "Client(asynchronous=True) is not supported by mission_control.job, install, uninstall and mapreduce: "

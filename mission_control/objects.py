@@ -182,7 +182,7 @@ def put(
     Raises:
         ValueError: ``copies`` is below 1.
         RuntimeError: called outside a task, or without Mission Control on this cluster.
-        TypeError: a part is no buffer, or holds Python objects.
+        TypeError: a part is no buffer, or holds Python objects, or is a masked array.
         OSError: no memory, or the spool disk is full; nothing was kept.
     """
     try:
@@ -260,6 +260,11 @@ def _contiguous_array(part: np.ndarray, number: int) -> Buffer:
 
     if part.dtype.hasobject:
         raise _holds_objects(part, number)
+    if isinstance(part, np.ma.MaskedArray):
+        raise TypeError(
+            f"part {number} is a masked array, whose mask would be lost: "
+            "put part.filled(...), or two parts, numpy.asarray(part) and numpy.ma.getmaskarray(part)"
+        )
     # Cast to bytes: Python's buffers have no format for datetime64 and timedelta64.
     return np.ascontiguousarray(part).reshape(-1).view(np.uint8).data if part.nbytes else b""
 

@@ -350,6 +350,8 @@ def load(name: str) -> Scenario:
         scenario = validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"scenario {path}: {error}") from None
+    except RecursionError:
+        raise BadInput(f"scenario {path}: it nests too deep; no value of a scenario has lists in lists") from None
     except ScenarioError as error:
         line = _line(text, error.where)
         raise BadInput(f"scenario {path}{f', line {line}' if line else ''}: {error}") from None

@@ -72,7 +72,7 @@ def test_policies_of_the_literature_order_transfers():
         ("run kmeans --points 10 --k 11", "use at most as many centres"),
         ("run nothing", "use demo, kmeans, mix, sort"),
         ("run /no/such.toml", "cannot be read"),
-        ("run sort --scheduler tcp://127.0.0.1:1", "no scheduler answers"),
+        ("run sort --scheduler pigeon://127.0.0.1:1", "no scheduler answers"),
         ("run sort --frob", "--frob"),
         ("weights --policy best a", "use one of"),
         ("weights a:priority=0", "above 0"),
@@ -132,7 +132,7 @@ def test_an_empty_value_is_no_default():
 
 def test_a_run_that_cannot_begin_leaves_no_results(tmp_path):
     done = mission("run", "sort", "--scheduler", "tcp://127.0.0.1:1", cwd=tmp_path)
-    assert done.returncode == 2 and not list(tmp_path.iterdir())
+    assert done.returncode == 3 and not list(tmp_path.iterdir())
     (tmp_path / "results").mkdir()
     assert mission("run", "sort", "--scheduler", "nonsense", cwd=tmp_path).returncode == 2
     assert (tmp_path / "results").is_dir()

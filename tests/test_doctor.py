@@ -105,6 +105,6 @@ def test_a_cluster_is_looked_at():
     assert found["data ports"]["state"] == found["distributed"]["state"] == "ok"
 
 
-def test_a_scheduler_that_is_not_there_is_bad_input():
+def test_a_scheduler_that_is_not_there_is_a_missing_prerequisite():
     done = mission("doctor", "--scheduler", "tcp://127.0.0.1:9")
-    assert done.returncode == 2 and done.stderr.startswith("mission: no scheduler answers")
+    assert done.returncode == 3 and done.stderr.startswith("mission: no scheduler answers")

@@ -224,3 +224,25 @@ def test_install_adds_what_is_missing_and_knows_what_is_there(blocked):
         assert client.submit(digest, reference, pure=False).result(timeout=60) == expected(3)
         # `install` does not wait for workers that are there already.
         until(lambda: len(status(client)["workers"]) == 2, "both workers have joined")
+
+
+def test_flows_per_host_are_applied_or_refused(client):
+    has = status(client)["flows_per_host"]
+    mission_control.install(client, flows_per_host=has)
+    with pytest.raises(ValueError, match=f"has Mission Control with {has} already"):
+        mission_control.install(client, flows_per_host=has + 1)
+    for wrong in (0, "many", -1, 1.5, 10**12, "10"):
+        with pytest.raises(ValueError, match=r"^.+ flows per host"):
+            mission_control.install(client, flows_per_host=wrong)
+    assert status(client)["flows_per_host"] == has
+
+
+def test_what_is_no_client_is_said(client):
+    with pytest.raises(TypeError, match="give a client of Dask"), mission_control.job("a", client="tcp://127.0.0.1:1"):
+        pass
+    with pytest.raises(TypeError, match="give a client of Dask"):
+        mission_control.install(None)
+    with Client(client.scheduler.address, set_as_default=False) as other:
+        pass
+    with pytest.raises(RuntimeError, match="was closed"), mission_control.job("a", client=other):
+        pass

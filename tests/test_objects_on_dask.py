@@ -61,6 +61,15 @@ def test_parts_of_any_type_and_of_no_length_are_put(client):
     assert client.submit(look, reference, pure=False).result() == [0, 48, 0, 16]
 
 
+def put_masked() -> mission_control.Reference:
+    return mission_control.put([np.ma.masked_array([1, 2, 3], mask=[0, 1, 0])])
+
+
+def test_a_mask_is_not_lost_without_a_word(client):
+    with pytest.raises(TypeError, match=r"part 0 is a masked array.*part\.filled"):
+        client.submit(put_masked, pure=False).result(60)
+
+
 def test_buffers_are_used_by_numpy_and_arrow_without_a_copy(client):
     def look(reference: mission_control.Reference) -> tuple[bool, bool, bool, int]:
         fetched = mission_control.fetch(reference, packed=True)

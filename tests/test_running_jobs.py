@@ -99,4 +99,4 @@ def test_top_looks_as_often_as_it_is_told(scheduler):
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 2
     assert "workers" in json.loads(done.stdout.splitlines()[0])
     nobody = mission("top", "--scheduler", "tcp://127.0.0.1:1")
-    assert nobody.returncode == 2 and "no scheduler answers" in nobody.stderr
+    assert nobody.returncode == 3 and "no scheduler answers" in nobody.stderr

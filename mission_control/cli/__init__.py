@@ -18,6 +18,7 @@ from mission_control import interrupts
 from mission_control.cli.lazy import LazyGroup
 from mission_control.errors import BadInput, EnvironmentFailed, PrerequisiteMissing
 from mission_control.jobs import JobRejected
+from mission_control.printable import printable
 
 UsageError: Any = typer.BadParameter.__mro__[1]
 """Base of what a wrong command line raises; typer exports only its children."""
@@ -108,6 +109,6 @@ def end(status: int, text: str = "") -> NoReturn:
     # Whoever reads may have gone.
     with suppress(OSError):
         if text and sys.stderr is not None:
-            print(f"mission: {' '.join(text.split())}", file=sys.stderr, flush=True)
+            print(f"mission: {printable(' '.join(text.split()))}", file=sys.stderr, flush=True)
     # Threads of clients that were cut off must not hold the process back.
     os._exit(status)

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from mission_control.jobs import refuse_asynchronous
+from mission_control.jobs import refuse_unusable
 from mission_control.map_reduce import pairs
 from mission_control.map_reduce.given import are_items, shown
 from mission_control.map_reduce.keys import Ranges, hash_of, partition_by_hash
@@ -116,7 +116,7 @@ def mapreduce(
     from distributed import get_client
 
     client = client if client is not None else get_client()
-    refuse_asynchronous(client)
+    refuse_unusable(client)
     if isinstance(inputs, str | bytes | os.PathLike):
         raise TypeError(f"mapreduce({inputs!r}, ..): give a list of inputs, each for a map task")
     inputs = list(inputs)

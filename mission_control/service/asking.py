@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from mission_control.errors import BadInput, EnvironmentFailed
+from mission_control.printable import printable
 from mission_control.service.membership import CA, SERVICE, TOKEN, TOKEN_FILE, check_address, read_token
 
 ANSWER_S = 10.0
@@ -27,18 +28,6 @@ def refusal(status: int, answer: dict[str, Any]) -> str:
     if status == 401:
         return "the token does not belong to this service"
     return str(answer.get("error") or f"this is no service of Mission Control (status {status})")
-
-
-def printable(value: Any) -> Any:
-    """Return an answer without control characters of terminals: names in it come from other users' programs."""
-    match value:
-        case str():
-            return value if value.isprintable() else "".join(own if own.isprintable() else "?" for own in value)
-        case list():
-            return [printable(own) for own in value]
-        case dict():
-            return {key: printable(own) for key, own in value.items()}
-    return value
 
 
 def trusted() -> ssl.SSLContext:

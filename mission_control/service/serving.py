@@ -38,17 +38,34 @@ def tokens_in(folder: Path) -> dict[str, str]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _refuse_folder_of_others(folder)
         return {name: _token(folder / f"{name}.token") for name in TOKENS}
     except OSError as error:
         raise BadInput(f"--state {folder} cannot be used ({error.strerror}); choose another folder") from None
+
+
+def _refuse_folder_of_others(folder: Path) -> None:
+    """
+    Raises:
+        BadInput: Another user could put tokens there, which this service would accept.
+    """
+    own = folder.stat()
+    if own.st_uid not in (os.geteuid(), 0):
+        raise BadInput(f"--state {folder} belongs to user {own.st_uid}: choose a folder of your own")
+    # A folder of root that everybody may write in is mounted, as Kubernetes does; files in it are checked one by one.
+    if own.st_uid == os.geteuid() and own.st_mode & 0o002:
+        raise BadInput(f"everybody can write in --state {folder}: chmod 700 {folder}")
 
 
 def _token(path: Path) -> str:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        # A file of another user is mounted, as Kubernetes does with secrets: its group is that of this process.
+        # A file of root is mounted, as Kubernetes does with secrets: its group is that of this process.
         own = path.stat()
+        planted = {own.st_uid, path.lstat().st_uid} - {os.geteuid(), 0}
+        if planted:
+            raise BadInput(f"{path} belongs to user {planted.pop()}: remove it to generate a new one") from None
         if own.st_mode & (0o077 if own.st_uid == os.geteuid() else 0o037):
             raise BadInput(f"{path} can be read by others: chmod 600 {path}") from None
         token = read_token(path)

@@ -12,6 +12,7 @@ import dask
 from distributed import Client
 
 import mission_control
+from mission_control.printable import printable
 from mission_control.scenario import BadInput, EnvironmentFailed, Scenario
 from mission_control.workers import workers_of
 from mission_control.worlds.site import Site
@@ -29,7 +30,8 @@ def cluster(scenario: Scenario, scheduler: str | None = None, *, install_policy:
             has no Mission Control, it is installed, and stays.
 
     Raises:
-        BadInput: no scheduler answers, or it has no workers, or no Mission Control and is to get none.
+        BadInput: it has no workers, or no Mission Control and is to get none.
+        EnvironmentFailed: no scheduler answers.
     """
     assert scheduler is not None
     control, notes = scenario.control, []
@@ -71,7 +73,8 @@ def observe(scheduler: str | None) -> Iterator[Cluster]:
     """Connect to a cluster that has Mission Control already, to observe it.
 
     Raises:
-        BadInput: no scheduler is named, or none answers, or it has no Mission Control.
+        BadInput: no scheduler is named, or it has no Mission Control.
+        EnvironmentFailed: none answers.
     """
     scheduler = scheduler or dask.config.get("scheduler-address", None)
     if scheduler is None:
@@ -92,7 +95,8 @@ def connect(scheduler: str) -> Client:
     """Connect to a scheduler.
 
     Raises:
-        BadInput: The address is none, or nobody answers, or a file of Dask's certificates cannot be read.
+        BadInput: The address is none, or a file of Dask's certificates cannot be read.
+        EnvironmentFailed: Nobody answers.
     """
     if not re.fullmatch(r"(\w+://)?[^/\s]+:\d{1,5}/?|inproc://.+", scheduler):
         raise BadInput(f"--scheduler {scheduler}: this is no address; write tcp://HOST:PORT, e.g. tcp://localhost:8786")
@@ -104,7 +108,8 @@ def connect(scheduler: str) -> Client:
             raise
         raise BadInput(f"{scheduler} needs certificates: {CERTIFICATES}") from None
     except (OSError, ValueError) as error:
-        raise BadInput(
+        kind = EnvironmentFailed if isinstance(error, OSError) else BadInput
+        raise kind(
             f"no scheduler answers at {scheduler}: start one with 'dask scheduler'; or, if it needs certificates, "
             f"{CERTIFICATES} ({error})"
         ) from None
@@ -137,13 +142,13 @@ class Cluster:
         self._address = client.scheduler.address
 
     def _ask(self, what: str, **arguments: Any) -> Any:
-        """Call a handler of the scheduler plug-in.
+        """Call a handler of the scheduler plug-in; texts of its answer can be printed.
 
         Raises:
             EnvironmentFailed: the scheduler closed or cannot be reached.
         """
         try:
-            return self._client.sync(getattr(self._client.scheduler, f"mission_control_{what}"), **arguments)
+            return printable(self._client.sync(getattr(self._client.scheduler, f"mission_control_{what}"), **arguments))
         except OSError as error:
             raise EnvironmentFailed(
                 f"the scheduler at {self._address} closed or cannot be reached: start it again, or give --scheduler "

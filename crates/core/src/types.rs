@@ -160,7 +160,7 @@ pub const NAME_MAX: usize = 256;
 /// # Errors
 /// One line that names what is allowed.
 pub fn check_name(what: &str, name: &str) -> Result<(), String> {
-    if !name.is_empty() && name.chars().count() <= NAME_MAX && !name.chars().any(char::is_control) {
+    if !name.is_empty() && name.chars().count() <= NAME_MAX && !name.chars().any(is_unprintable) {
         return Ok(());
     }
     let start: String = name.chars().take(40).collect();
@@ -169,7 +169,19 @@ pub fn check_name(what: &str, name: &str) -> Result<(), String> {
 
 /// Makes a valid name: shortened, and without unprintable letters.
 pub fn fit_name(name: &str) -> String {
-    name.chars().take(NAME_MAX / 2).map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+    name.chars().take(NAME_MAX / 2).map(|letter| if is_unprintable(letter) { '?' } else { letter }).collect()
+}
+
+/// Control characters drive a terminal; format characters and separators of lines change what a reader sees
+/// (Unicode 16, general categories Cc, Cf, Zl, Zp).
+fn is_unprintable(letter: char) -> bool {
+    letter.is_control()
+        || matches!(letter,
+            '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{890}' | '\u{891}' | '\u{8e2}'
+            | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2064}'
+            | '\u{2066}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{110bd}' | '\u{110cd}'
+            | '\u{13430}'..='\u{1343f}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0001}'
+            | '\u{e0020}'..='\u{e007f}')
 }
 
 /// What the user specifies for a job.
@@ -241,6 +253,19 @@ fn one() -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_has_no_letter_that_changes_what_a_terminal_or_a_reader_sees() {
+        for hidden in ['\u{1b}', '\n', '\u{9b}', '\u{202e}', '\u{200b}', '\u{2028}', '\u{feff}', '\u{e0041}'] {
+            let name = format!("re{hidden}port");
+            assert!(check_name("job", &name).is_err(), "{hidden:?}");
+            assert_eq!(fit_name(&name), "re?port");
+        }
+        for name in ["report 7", "Übersicht", "報告", "отчёт", "📊"] {
+            assert!(check_name("job", name).is_ok());
+            assert_eq!(fit_name(name), name);
+        }
+    }
 
     #[test]
     fn what_a_job_demands_by_a_misspelt_word_is_no_job() {

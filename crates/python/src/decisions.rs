@@ -14,11 +14,15 @@ use pyo3::prelude::*;
 use serde::Deserialize;
 use std::collections::{BTreeMap, VecDeque};
 
+const WRITE_FLOWS: &str = "use a whole number from 1 on, all, or auto";
+
 /// A number of flows, or the name of a way to find it.
 #[derive(FromPyObject)]
 pub enum Flows {
     Number(u32),
     Name(String),
+    /// Anything else, so that the error is one line.
+    Other(Py<PyAny>),
 }
 
 impl Flows {
@@ -27,7 +31,8 @@ impl Flows {
             Flows::Number(flows) => Ok(FlowsPerHost::Fixed(flows)),
             Flows::Name(name) if name == "auto" => Ok(FlowsPerHost::Auto),
             Flows::Name(name) if name == "all" => Ok(FlowsPerHost::Fixed(FLOWS_MAX)),
-            Flows::Name(name) => Err(bad_input(format!("{name} flows per host: use a number, all, or auto"))),
+            Flows::Name(name) => Err(bad_input(format!("{name} flows per host: {WRITE_FLOWS}"))),
+            Flows::Other(other) => Err(bad_input(format!("{other} flows per host: {WRITE_FLOWS}"))),
         }
     }
 }

@@ -49,10 +49,18 @@ pub fn hear(received: &mut Vec<u8>) -> Heard {
     if value("Transfer-Encoding").is_some() {
         return Heard::Nonsense("use Content-Length");
     }
-    let length = match value("Content-Length").map(str::parse::<usize>) {
-        None => 0,
-        Some(Ok(length)) if length <= BODY_BYTES => length,
-        Some(_) => return Heard::Nonsense("the body may have at most 64 KiB"),
+    // Whoever stands between could read another length than this: one header, and digits only (RFC 9112, section 6.3).
+    let mut lengths = request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("Content-Length"));
+    let length = match (lengths.next().map(|header| header.value), lengths.next()) {
+        (None, _) => 0,
+        (Some(_), Some(_)) => return Heard::Nonsense("send one Content-Length"),
+        (Some(digits), None) if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) => {
+            return Heard::Nonsense("Content-Length is a number");
+        }
+        (Some(digits), None) => match std::str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok()) {
+            Some(length) if length <= BODY_BYTES => length,
+            _ => return Heard::Nonsense("the body may have at most 64 KiB"),
+        },
     };
     if received.len() < head + length {
         return Heard::Part;
@@ -126,5 +134,15 @@ mod tests {
         assert!(matches!(hear(&mut body.to_vec()), Heard::Nonsense(_)));
         let chunked = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
         assert!(matches!(hear(&mut chunked.to_vec()), Heard::Nonsense(_)));
+    }
+
+    #[test]
+    fn a_length_that_others_could_read_in_another_way_is_refused() {
+        for lengths in ["4\r\nContent-Length: 4", "4\r\ncontent-length: 0", "+4", "0x4", "4, 4", "-4", "", "4\u{a0}"] {
+            let request = format!("POST / HTTP/1.1\r\nContent-Length: {lengths}\r\n\r\nbody");
+            assert!(matches!(hear(&mut request.clone().into_bytes()), Heard::Nonsense(_)), "{request:?}");
+        }
+        let request = b"POST / HTTP/1.1\r\nContent-Length:  4 \r\n\r\nbody";
+        assert!(matches!(hear(&mut request.to_vec()), Heard::Question(_)));
     }
 }

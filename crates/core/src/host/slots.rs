@@ -10,11 +10,15 @@ use crate::budget::{Budget, FLOWS_MAX};
 use crate::shares::FlowsPerHost;
 use crate::units::Time;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Longest chunk: charges stay far below the resolution limit of the fair queueing tags.
 const BYTES_MAX: u64 = 1 << 30;
 /// The arbiter's own process.
 pub const SELF: ClientId = 0;
+/// A slot that comes back without a byte is free if it was held no longer than this: the source had become unreachable,
+/// or was busy, and said so at once. A connection that fails, or a silent server, holds one for seconds.
+const FREE_FOR: Duration = Duration::from_millis(100);
 /// Waiting tickets of one process: a client with more violates the protocol.
 pub const WAITING_MAX: usize = 16 << 10;
 
@@ -70,7 +74,7 @@ pub struct Slots {
     settled_at: Time,
     ticked_at: Time,
     confirmed: bool,
-    /// Chunks that ended.
+    /// Chunks that ended with at least a byte.
     done: u64,
 }
 
@@ -89,6 +93,7 @@ struct Held {
     member: MemberId,
     /// Absent if an earlier arbiter granted it: it was not charged here, so nothing is refunded.
     charged: Option<u64>,
+    granted_at: Time,
 }
 
 impl Slots {
@@ -186,7 +191,7 @@ impl Slots {
                     self.drop_client(id);
                     return;
                 }
-                client.held.push(Held { ticket, group, member, charged: None });
+                client.held.push(Held { ticket, group, member, charged: None, granted_at: now });
                 self.queue.adopt(group, member);
             }
             ToArbiter::Want { ticket, group, member, bytes } => {
@@ -210,10 +215,14 @@ impl Slots {
             ToArbiter::Done { ticket, moved } => {
                 if let Some(at) = client.held.iter().position(|held| held.ticket == ticket) {
                     let held = client.held.swap_remove(at);
+                    // No progress without a byte: others wait for what the slot was to carry.
+                    self.done += u64::from(moved > 0);
                     // Without contention, a slot may have carried a longer chunk than it was granted for.
                     let moved = held.charged.map_or(0, |_| moved.min(BYTES_MAX));
-                    self.queue.done(held.group, held.member, held.charged.unwrap_or(0), moved);
-                    self.done += 1;
+                    let charged = held.charged.unwrap_or(0);
+                    // Else who holds slots in vain would win the next one, too.
+                    let in_vain = moved == 0 && now.since(held.granted_at) > FREE_FOR;
+                    self.queue.done(held.group, held.member, charged, if in_vain { charged } else { moved });
                     self.observe(now, moved, u32::from(moved > 0));
                 }
             }
@@ -259,7 +268,8 @@ impl Slots {
                 let client =
                     self.clients.iter_mut().find(|client| client.id == id).expect("it asked and did not leave");
                 client.waiting.remove(&ticket);
-                client.held.push(Held { ticket, group: turn.group, member: turn.member, charged: Some(bytes) });
+                let (group, member) = (turn.group, turn.member);
+                client.held.push(Held { ticket, group, member, charged: Some(bytes), granted_at: now });
                 commands.push(Command::Send { client: id, message: FromArbiter::Grant { ticket } });
             }
             if !self.observe(now, 0, 0) {
@@ -397,6 +407,31 @@ mod tests {
             granted = ticket;
         }
         assert!((395..=405).contains(&moved[&1]), "{moved:?}");
+    }
+
+    /// R2: a connection that failed held a slot for 3 s, was refunded in full, and won the next slot.
+    #[test]
+    fn who_held_a_slot_in_vain_has_had_its_turn() {
+        let mut host = Host::new(1);
+        let want = |host: &mut Host, ticket, group| {
+            host.say(SELF, ToArbiter::Want { ticket, group, member: group, bytes: 10 })
+        };
+        let done = |host: &mut Host, ticket, moved| host.say(SELF, ToArbiter::Done { ticket, moved });
+        let (dead, live) = (1, 2);
+        want(&mut host, 1, dead);
+        want(&mut host, 2, dead);
+        want(&mut host, 3, live);
+        host.pass(3.0);
+        assert_eq!(done(&mut host, 1, 0)[0], grant(SELF, 3));
+        assert_eq!(host.slots.done, 0, "no progress");
+        // What comes back at once costs nothing: the next of the same goes first.
+        let mut host = Host::new(1);
+        want(&mut host, 1, dead);
+        want(&mut host, 2, dead);
+        want(&mut host, 3, live);
+        assert_eq!(done(&mut host, 1, 0)[0], grant(SELF, 2));
+        assert_eq!(done(&mut host, 2, 10)[0], grant(SELF, 3));
+        assert_eq!(host.slots.done, 1);
     }
 
     #[test]

@@ -8,8 +8,9 @@ use mission_core::service::{Entry, Epoch};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -57,9 +58,15 @@ impl FileStore {
     /// The folder cannot be used, another service uses it, or its journal is damaged: one line.
     pub fn open(folder: &Path) -> Result<FileStore, String> {
         let named = |what: &str, error: io::Error| format!("{what} {}: {error}", folder.display());
-        std::fs::create_dir_all(folder).map_err(|error| named("cannot create the folder", error))?;
-        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(folder.join("lock"));
-        let lock = lock.map_err(|error| named("cannot write in", error))?;
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        created.map_err(|error| named("cannot create the folder", error))?;
+        // Whoever may write in it could put another journal there.
+        let about = std::fs::metadata(folder).map_err(|error| named("cannot use", error))?;
+        if about.uid() == rustix::process::geteuid().as_raw() && about.mode() & 0o002 != 0 {
+            return Err(format!("everybody can write in {0}: chmod 700 {0}", folder.display()));
+        }
+        let lock = private().create(true).truncate(false).write(true).open(folder.join("lock"));
+        let lock = lock.and_then(only_ours).map_err(|error| named("cannot write in", error))?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
             format!("{} is used by another service: stop that one, or use another folder", folder.display())
         })?;
@@ -70,10 +77,11 @@ impl FileStore {
             Err(error) => return Err(named("cannot read", error)),
         };
         let mut state = State {
-            journal: OpenOptions::new()
+            journal: private()
                 .create(true)
                 .append(true)
                 .open(&path)
+                .and_then(only_ours)
                 .map_err(|error| named("cannot use the journal in", error))?,
             bytes: 0,
             lines: 0,
@@ -151,7 +159,7 @@ impl FileStore {
             serde_json::to_string(&Line { revision: state.revision, entries }).expect("plain values have a text");
         line.push('\n');
         let _ = std::fs::remove_file(&new);
-        let mut file = OpenOptions::new().create_new(true).append(true).open(&new)?;
+        let mut file = private().create_new(true).append(true).open(&new)?;
         file.write_all(line.as_bytes())?;
         file.sync_all()?;
         std::fs::rename(&new, &path)?;
@@ -159,6 +167,23 @@ impl FileStore {
         (state.journal, state.bytes, state.lines) = (file, line.len() as u64, 1);
         File::open(&self.folder)?.sync_all()
     }
+}
+
+/// What is created is readable by this user only, whatever the umask: who can open the lock's file can lock it, and the
+/// journal says who runs what.
+fn private() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.mode(0o600);
+    options
+}
+
+/// The same for a file that was there before, if it is this user's.
+fn only_ours(file: File) -> io::Result<File> {
+    let about = file.metadata()?;
+    if about.uid() == rustix::process::geteuid().as_raw() && about.mode() & 0o077 != 0 {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(file)
 }
 
 impl State {
@@ -249,6 +274,23 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("mission-store-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
         folder
+    }
+
+    /// With a umask of 0 the journal could be written by everybody, and another user's lock kept a service from starting.
+    #[test]
+    fn nobody_else_can_open_its_files_and_a_folder_in_which_everybody_can_write_is_refused() {
+        let folder = folder("private");
+        let mode = |path: &Path| path.metadata().unwrap().mode() & 0o777;
+        drop(FileStore::open(&folder).unwrap());
+        assert_eq!((mode(&folder), mode(&folder.join("lock")), mode(&folder.join(JOURNAL))), (0o700, 0o600, 0o600));
+        for file in ["lock", JOURNAL] {
+            std::fs::set_permissions(folder.join(file), Permissions::from_mode(0o666)).unwrap();
+        }
+        drop(FileStore::open(&folder).unwrap());
+        assert_eq!((mode(&folder.join("lock")), mode(&folder.join(JOURNAL))), (0o600, 0o600), "of an earlier version");
+        std::fs::set_permissions(&folder, Permissions::from_mode(0o777)).unwrap();
+        assert!(FileStore::open(&folder).err().unwrap().contains("chmod 700"));
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     fn entry(key: &str, value: &str) -> Entry {
