@@ -251,7 +251,7 @@ def test_tokens_that_another_user_could_have_put_there_are_refused(tmp_path):
     tokens = serving.tokens_in(folder)
     assert folder.stat().st_mode & 0o777 == 0o700 and serving.tokens_in(folder) == tokens
     folder.chmod(0o777)
-    with pytest.raises(BadInput, match="everybody can write in --state .*: chmod 700"):
+    with pytest.raises(BadInput, match=r"everybody can write in --state .*: chmod 700"):
         serving.tokens_in(folder)
     folder.chmod(0o700)
     if os.geteuid() == 0:
@@ -260,7 +260,7 @@ def test_tokens_that_another_user_could_have_put_there_are_refused(tmp_path):
             serving.tokens_in(folder)
         os.chown(folder / "operator.token", 0, -1)
         os.chown(folder, 1, -1)
-        with pytest.raises(BadInput, match="--state .* belongs to user 1: choose a folder of your own"):
+        with pytest.raises(BadInput, match=r"--state .* belongs to user 1: choose a folder of your own"):
             serving.tokens_in(folder)
         os.chown(folder, 0, -1)
     assert serving.tokens_in(folder) == tokens
