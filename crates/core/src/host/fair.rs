@@ -21,6 +21,20 @@ use super::{ClientId, GroupId, MemberId, Ticket};
 use crate::shares::{cap, caps_bind};
 use std::collections::{BTreeMap, VecDeque};
 
+/// A place in virtual time: bytes, divided by a weight, in units of 2^-20. An integer, because it only grows while
+/// requests wait: in floating point a small request of one queue vanished beside large ones of a queue that weighs a
+/// billionth of it. There is room for 2^47 of the largest chunks at the smallest weight.
+type Tag = i128;
+
+const UNITS_PER_BYTE: f64 = (1 << 20) as f64;
+/// The smallest fraction of a host's bytes that counts.
+const WEIGHT_MIN: f64 = 1e-9;
+
+/// How far these bytes advance a queue of this weight.
+fn advance(bytes: f64, weight: f64) -> Tag {
+    (bytes * UNITS_PER_BYTE / weight).round() as Tag
+}
+
 /// A chunk that waits for a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -86,7 +100,7 @@ pub struct FairQueue {
     shares: BTreeMap<QueueId, (f64, u32)>,
     /// Those that want slots here, in no particular order; found by scanning, since a host has few at a time.
     queues: Vec<Queue>,
-    virtual_time: f64,
+    virtual_time: Tag,
     waiting: usize,
     in_use: u32,
 }
@@ -100,11 +114,11 @@ struct Queue {
     waiting: usize,
     in_use: u32,
     /// Where its last request ended: bytes charged, divided by the weight.
-    tag: f64,
+    tag: Tag,
     /// It was skipped because it held its cap. It gets no credit for that time.
     was_capped: bool,
     /// In bytes, because members of a queue count alike.
-    virtual_time: f64,
+    virtual_time: i128,
     members: Vec<Member>,
 }
 
@@ -113,7 +127,8 @@ struct Member {
     group: GroupId,
     waiting: VecDeque<Request>,
     in_use: u32,
-    tag: f64,
+    /// In bytes.
+    tag: i128,
 }
 
 impl FairQueue {
@@ -127,7 +142,7 @@ impl FairQueue {
         let before: Vec<(QueueId, f64)> =
             (0..self.queues.len()).map(|at| (self.queues[at].id, self.weight(at))).collect();
         let named = shares.queues.iter().zip(0..);
-        self.shares = named.map(|(share, rank)| (share.queue, (share.weight.max(1e-9), rank))).collect();
+        self.shares = named.map(|(share, rank)| (share.queue, (share.weight.max(WEIGHT_MIN), rank))).collect();
         for queue in &mut self.queues {
             (queue.weight, queue.rank) = named_as(&self.shares, queue.id);
         }
@@ -135,7 +150,7 @@ impl FairQueue {
         for (id, old) in before {
             if let Some(at) = self.queues.iter().position(|queue| queue.id == id) {
                 let ahead = self.queues[at].tag - self.virtual_time;
-                self.queues[at].tag = self.virtual_time + ahead * old / self.weight(at);
+                self.queues[at].tag = self.virtual_time + (ahead as f64 * old / self.weight(at)).round() as Tag;
             }
         }
         self.forget_idle();
@@ -149,7 +164,7 @@ impl FairQueue {
                 let queue = &mut self.queues[at];
                 queue.waiting += member.waiting.len();
                 queue.in_use += member.in_use;
-                queue.members.push(Member { tag: 0.0, ..member });
+                queue.members.push(Member { tag: 0, ..member });
             }
         }
     }
@@ -173,7 +188,7 @@ impl FairQueue {
     /// chunk ended, and more than a chunk behind is what was given back.
     pub fn lead(&self, queue: QueueId) -> f64 {
         let at = self.queues.iter().position(|own| own.id == queue);
-        at.map_or(0.0, |at| (self.queues[at].tag - self.virtual_time) * self.weight(at))
+        at.map_or(0.0, |at| (self.queues[at].tag - self.virtual_time) as f64 / UNITS_PER_BYTE * self.weight(at))
     }
 
     /// Whether requests wait while at least two members hold slots or wait.
@@ -252,7 +267,7 @@ impl FairQueue {
             }
             queue.was_capped = capped;
             let key = (capped, queue.end(queue.weight.unwrap_or(average)), queue.rank, queue.id);
-            if best.is_none_or(|(best, _)| before(key, best)) {
+            if best.is_none_or(|(best, _)| key < best) {
                 best = Some((key, at));
             }
         }
@@ -261,7 +276,7 @@ impl FairQueue {
         let queue = &mut self.queues[at];
         self.virtual_time = self.virtual_time.max(queue.tag);
         let turn = queue.pop()?;
-        queue.tag += turn.request.bytes as f64 / weight;
+        queue.tag += advance(turn.request.bytes as f64, weight);
         queue.waiting -= 1;
         queue.in_use += 1;
         self.waiting -= 1;
@@ -275,11 +290,12 @@ impl FairQueue {
     pub fn done(&mut self, group: GroupId, member: MemberId, charged: u64, moved: u64) {
         let Some(at) = self.position(group, member) else { return };
         let weight = self.weight(at);
-        let difference = moved as f64 - charged as f64;
+        let difference = i128::from(moved) - i128::from(charged);
         let queue = &mut self.queues[at];
-        queue.tag += difference / weight;
-        if difference > 0.0 && queue.waiting == self.waiting {
-            self.virtual_time += difference / weight;
+        let further = advance(difference as f64, weight);
+        queue.tag += further;
+        if difference > 0 && queue.waiting == self.waiting {
+            self.virtual_time += further;
         }
         queue.in_use -= 1;
         self.in_use -= 1;
@@ -317,7 +333,7 @@ impl FairQueue {
             in_use: 0,
             tag,
             was_capped: false,
-            virtual_time: 0.0,
+            virtual_time: 0,
             members: Vec::new(),
         });
         self.queues.len() - 1
@@ -347,11 +363,11 @@ impl FairQueue {
         queue.members.retain(|member| !member.idle() || member.tag > virtual_time);
     }
 
-    /// Resets all tags if nothing waits and nothing is held.
+    /// If nothing waits and nothing is held, nobody is ahead of anybody: all begin where the last one ended.
     fn settle_if_idle(&mut self) -> bool {
         let idle = self.waiting == 0 && self.in_use == 0;
         if idle {
-            self.virtual_time = self.queues.iter().map(|queue| queue.tag).fold(self.virtual_time, f64::max);
+            self.virtual_time = self.queues.iter().map(|queue| queue.tag).fold(self.virtual_time, Tag::max);
         }
         idle
     }
@@ -371,11 +387,7 @@ fn named_as(shares: &BTreeMap<QueueId, (f64, u32)>, id: QueueId) -> (Option<f64>
 }
 
 /// What decides whose turn it is: whether it holds its cap, where its next request ends, its rank, and at last its id.
-type Key = (bool, f64, u32, QueueId);
-
-fn before(one: Key, other: Key) -> bool {
-    one.0.cmp(&other.0).then(one.1.total_cmp(&other.1)).then((one.2, one.3).cmp(&(other.2, other.3))).is_lt()
-}
+type Key = (bool, Tag, u32, QueueId);
 
 impl Queue {
     fn idle(&self) -> bool {
@@ -390,20 +402,20 @@ impl Queue {
         &mut self.members[at]
     }
 
-    fn is_forgotten(&self, virtual_time: f64) -> bool {
+    fn is_forgotten(&self, virtual_time: Tag) -> bool {
         self.idle() && self.tag <= virtual_time
     }
 
     /// Where its next request ends, if the queue weighs so much.
-    fn end(&self, weight: f64) -> f64 {
+    fn end(&self, weight: f64) -> Tag {
         let bytes = self.next().and_then(|at| self.members[at].waiting.front()).map_or(0, |request| request.bytes);
-        self.tag + bytes as f64 / weight
+        self.tag + advance(bytes as f64, weight)
     }
 
     /// The member whose request is granted next.
     fn next(&self) -> Option<usize> {
         let ends = self.members.iter().enumerate().filter_map(|(at, member)| Some((member.end()?, member.id, at)));
-        ends.min_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1))).map(|(_, _, at)| at)
+        ends.min().map(|(_, _, at)| at)
     }
 
     fn pop(&mut self) -> Option<Turn> {
@@ -411,7 +423,7 @@ impl Queue {
         let member = &mut self.members[at];
         let request = member.waiting.pop_front()?;
         self.virtual_time = self.virtual_time.max(member.tag);
-        member.tag += request.bytes as f64;
+        member.tag += i128::from(request.bytes);
         member.in_use += 1;
         Some(Turn { group: member.group, member: member.id, request })
     }
@@ -419,8 +431,8 @@ impl Queue {
 
 impl Member {
     /// Where its next request ends; `None`: it has none.
-    fn end(&self) -> Option<f64> {
-        self.waiting.front().map(|request| self.tag + request.bytes as f64)
+    fn end(&self) -> Option<i128> {
+        self.waiting.front().map(|request| self.tag + i128::from(request.bytes))
     }
 
     fn idle(&self) -> bool {
@@ -488,6 +500,72 @@ mod tests {
                 assert!((of((1, member)) - a / 3.0).abs() < 0.01, "{got:?}");
             }
             assert!((of((2, 20)) - b).abs() < 0.01, "{got:?}");
+        }
+    }
+
+    /// R6: after large chunks of a queue with a tiny weight, 1,000 of 1,000 small requests were granted to one of two
+    /// queues that weigh the same.
+    #[test]
+    fn large_chunks_at_a_tiny_weight_do_not_swallow_small_requests() {
+        let mut queue = FairQueue::default();
+        queue.set_shares(&groups(&[share(1, 0.5), share(2, 0.5), share(3, 1e-9)]));
+        // Something always waits, so virtual time is never settled.
+        (0..20).for_each(|ticket| queue.push(3, 3, request(ticket, 1 << 30)));
+        for _ in 0..10 {
+            queue.pop(1).unwrap();
+            queue.done(3, 3, 1 << 30, 1 << 30);
+        }
+        let mut got = BTreeMap::new();
+        for ticket in 0..1002 {
+            (1..=2).filter(|_| ticket < 2).for_each(|group| queue.push(group, group, request(ticket, 100)));
+            let turn = queue.pop(1).unwrap();
+            queue.done(turn.group, turn.member, 100, 100);
+            queue.push(turn.group, turn.member, request(ticket, 100));
+            *got.entry(turn.group).or_insert(0) += 1;
+        }
+        assert_eq!(got, BTreeMap::from([(1, 501), (2, 501)]));
+    }
+
+    proptest::proptest! {
+        /// The bound of this module's documentation, for priorities from 1e-9 to 1e9, after any history.
+        #[test]
+        fn two_queues_that_wait_are_never_further_apart_than_their_chunks(
+            exponents in [-9.0..9.0f64, -9.0..9.0, -9.0..9.0],
+            sizes in proptest::collection::vec(1..(64u64 << 20), 3..40),
+            history in 0u64..40,
+        ) {
+            let priorities = exponents.map(|exponent| 10f64.powf(exponent));
+            let total: f64 = priorities.iter().sum();
+            let weights = priorities.map(|priority| (priority / total).max(WEIGHT_MIN));
+            let shares: Vec<QueueShare> = (1..).zip(weights).map(|(queue, weight)| share(queue, weight)).collect();
+            let mut queue = FairQueue::default();
+            queue.set_shares(&groups(&shares));
+            // Alone for a while, and never idle.
+            (0..2 + history).for_each(|ticket| queue.push(3, 3, request(ticket, 1 << 30)));
+            for _ in 0..history {
+                queue.pop(1).unwrap();
+                queue.done(3, 3, 1 << 30, 1 << 30);
+            }
+            let mut sizes = sizes.iter().copied().cycle();
+            for group in [1, 2] {
+                (0..2).for_each(|ticket| queue.push(group, group, request(ticket, sizes.next().unwrap())));
+            }
+            let (mut charged, mut largest) = ([0.0; 2], [64u64 << 20; 2].map(|most| most as f64));
+            for ticket in 2..400 {
+                let turn = queue.pop(1).unwrap();
+                queue.done(turn.group, turn.member, turn.request.bytes, turn.request.bytes);
+                if turn.group == 3 {
+                    queue.push(3, 3, request(ticket, 1 << 30));
+                    continue;
+                }
+                queue.push(turn.group, turn.member, request(ticket, sizes.next().unwrap()));
+                let at = turn.group as usize - 1;
+                charged[at] += turn.request.bytes as f64 / weights[at];
+                largest[at] = largest[at].max(turn.request.bytes as f64);
+                let bound = largest[0] / weights[0] + largest[1] / weights[1];
+                let most = bound + largest[0].max(largest[1]) / weights[0].min(weights[1]);
+                proptest::prop_assert!((charged[0] - charged[1]).abs() <= most * (1.0 + 1e-9), "{charged:?} {weights:?}");
+            }
         }
     }
 
