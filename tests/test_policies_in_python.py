@@ -97,7 +97,8 @@ def test_weights_come_from_the_function_and_stay_when_it_fails(client):
             mission_control.install(client, policy=bad)
             error = until(lambda: status(client)["policy_error"], f"{bad.__name__} is named")
             assert bad.__name__ in error and said in error
-            assert all(weight in (0.75, 0.25, 1.0) for weight in weights(client).values()), "the last weights stay"
+            # Weights are of jobs with an active transfer: a job that had none when the policy changed begins anew.
+            assert all(weight in (0.75, 0.25, 0.5, 1.0) for weight in weights(client).values()), "the last weights stay"
         ended.set()
         client.gather(done)
     finally:
