@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -264,3 +265,12 @@ def test_tokens_that_another_user_could_have_put_there_are_refused(tmp_path):
             serving.tokens_in(folder)
         os.chown(folder, 0, -1)
     assert serving.tokens_in(folder) == tokens
+
+
+def test_replicas_that_start_at_once_agree_on_the_tokens(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(50):
+            folder = tmp_path / str(number)
+            found = list(pool.map(serving.tokens_in, [folder] * 8))
+            assert all(own == found[0] for own in found)
+            assert sorted(own.name for own in folder.iterdir()) == sorted(f"{name}.token" for name in found[0])

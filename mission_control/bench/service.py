@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import shutil
 import socket
 import statistics
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -413,12 +414,20 @@ async def ask(port: int, token: str, asked: dict[str, Any]) -> tuple[int, bytes]
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody has now."""
+    """Ports of loopback that nobody has now, below those that the kernel gives to connections meanwhile."""
+    first_of_kernel = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    candidates = list(range(min(10_000, first_of_kernel // 2), first_of_kernel))
+    random.SystemRandom().shuffle(candidates)
+    found: list[int] = []
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for own in sockets:
-            own.bind(("127.0.0.1", 0))
-        return [own.getsockname()[1] for own in sockets]
+        for port in candidates:
+            if len(found) == count:
+                break
+            own = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                own.bind(("127.0.0.1", port))
+                found.append(port)
+    return found
 
 
 def table(result: dict[str, Any]) -> str:

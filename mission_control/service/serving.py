@@ -8,6 +8,8 @@ import os
 import re
 import secrets
 import socket
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -58,24 +60,31 @@ def _refuse_folder_of_others(folder: Path) -> None:
 
 
 def _token(path: Path) -> str:
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        # A file of root is mounted, as Kubernetes does with secrets: its group is that of this process.
-        own = path.stat()
-        planted = {own.st_uid, path.lstat().st_uid} - {os.geteuid(), 0}
-        if planted:
-            raise BadInput(f"{path} belongs to user {planted.pop()}: remove it to generate a new one") from None
-        if own.st_mode & (0o077 if own.st_uid == os.geteuid() else 0o037):
-            raise BadInput(f"{path} can be read by others: chmod 600 {path}") from None
-        token = read_token(path)
-        if len(token) < TOKEN_MIN:
-            raise BadInput(f"{path} has fewer than {TOKEN_MIN} letters: remove it to generate a new one") from None
-        return token
-    with open(descriptor, "w") as file:
-        token = secrets.token_urlsafe(32)
-        file.write(f"{token}\n")
+    if not os.path.lexists(path):
+        _generate(path)
+    # A file of root is mounted, as Kubernetes does with secrets: its group is that of this process.
+    own = path.stat()
+    planted = {own.st_uid, path.lstat().st_uid} - {os.geteuid(), 0}
+    if planted:
+        raise BadInput(f"{path} belongs to user {planted.pop()}: remove it to generate a new one")
+    if own.st_mode & (0o077 if own.st_uid == os.geteuid() else 0o037):
+        raise BadInput(f"{path} can be read by others: chmod 600 {path}")
+    token = read_token(path)
+    if len(token) < TOKEN_MIN:
+        raise BadInput(f"{path} has fewer than {TOKEN_MIN} letters: remove it to generate a new one")
     return token
+
+
+def _generate(path: Path) -> None:
+    """Write a token, whole or not at all: another replica that starts at the same time would read an empty one."""
+    descriptor, new = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with open(descriptor, "w") as file:
+            file.write(f"{secrets.token_urlsafe(32)}\n")
+        with suppress(FileExistsError):
+            os.link(new, path)
+    finally:
+        os.unlink(new)
 
 
 def start(
