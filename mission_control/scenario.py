@@ -351,7 +351,7 @@ def load(name: str) -> Scenario:
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"scenario {path}: {error}") from None
     except RecursionError:
-        raise BadInput(f"scenario {path}: it nests too deep; no value of a scenario has lists in lists") from None
+        raise BadInput(f"scenario {path}: it nests too deep: check its brackets") from None
     except ScenarioError as error:
         line = _line(text, error.where)
         raise BadInput(f"scenario {path}{f', line {line}' if line else ''}: {error}") from None

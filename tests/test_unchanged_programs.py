@@ -110,6 +110,7 @@ def test_every_type_of_column_arrives_as_it_was_and_the_rows_are_counted(client)
     wait(shuffled)
     own = the_whole_shuffle(client)
     assert (own["engine"], own["rows_in"], own["rows_out"], own["runs"]) == ("mission", 2500, 2500, 1)
+    assert own["outputs"] == 7
     outputs = dask.compute(*shuffled.to_delayed())
     keys = [set(output["key"]) for output in outputs]
     assert sum(map(len, keys)) == len(set.union(*keys)) == 50, "a key is in one partition only"

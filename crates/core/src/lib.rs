@@ -8,7 +8,7 @@
 //! that put them together: [`mission`] (one per cluster) and [`host`] (slots and fetches of each host's processes);
 //! [`swarm`], the coordination of a broadcast; and [`ecn`], the detection of switches that mark. [`incast`] is the
 //! model of many senders that answer one receiver; [`budget`] and [`ictcp`] are two mitigations, and [`turns`] is used
-//! with the first.
+//! with the first. [`pacing`] keeps what a process sends to a rate.
 
 pub mod budget;
 pub mod cluster;

@@ -7,9 +7,9 @@ use crate::units::Time;
 use std::time::Duration;
 
 /// Sending may run ahead by this much, so that a thread that wakes late loses nothing.
-pub const AHEAD: Duration = Duration::from_millis(5);
-/// A slice lasts this long: as many senders as a server has connections (256) each send one within a second, well
-/// before a receiver takes a silent sender for lost ([`STALL`](crate::defaults::STALL)).
+const AHEAD: Duration = Duration::from_millis(5);
+/// A slice lasts this long: as many senders as a server has connections (256) each send one within about a second
+/// (four at 93 kB/s), before a receiver takes a silent sender for lost ([`STALL`](crate::defaults::STALL)).
 const SLICE_LASTS: Duration = Duration::from_millis(4);
 /// The largest slice: the kernel's largest segment.
 const SLICE_MOST: u64 = 64 << 10;
@@ -92,8 +92,8 @@ mod tests {
         assert_eq!(leave(false), next);
     }
 
-    /// Each of as many senders as a server has gets a slice within a second, at every rate that a user would give; so
-    /// no receiver takes a sender that waits for its turn for lost.
+    /// At every rate from 93 kB/s on, each of as many senders as a server has gets a slice well before its receiver
+    /// takes it for lost.
     #[test]
     fn nobody_is_silent_for_long() {
         use crate::defaults::{SERVER_CONNECTIONS, STALL};

@@ -98,7 +98,7 @@ fn parse(text: &str, units: &[(&str, f64)], most: f64, what: &str, example: &str
     Ok(value)
 }
 
-/// The largest size and rate, 1 EiB and 1 Ebit/s: sums of a few still fit in 64 bits.
+/// The largest size and rate, 1 EiB and 2^60 bit/s: sums of a few still fit in 64 bits.
 const MOST: f64 = (1u64 << 60) as f64;
 /// The longest duration: 100 years, which all clocks and timers can add to now.
 const LONGEST_S: f64 = 100.0 * 365.25 * 86_400.0;

@@ -1,4 +1,5 @@
-//! A limit on the rate at which a process sends, over all its connections.
+//! A limit on the rate at which a process sends, over all its connections; in the time of the modelled network, as all
+//! decisions.
 
 use crate::clock::{Clock, lasting};
 use mission_core::pacing::Pacer;

@@ -530,9 +530,9 @@ fn send(
     };
     // The head does not wait: its receiver knows then that this process lives.
     channel.send(&head, b"")?;
-    let mut sent = 0;
+    let (mut sent, most) = (0, limit.slice() as u64);
     while sent < len {
-        let slice = (len - sent).min(limit.slice() as u64);
+        let slice = (len - sent).min(most);
         limit.wait(slice as usize)?;
         match &source {
             Source::Memory(bytes) => channel.send(b"", &bytes[sent as usize..(sent + slice) as usize])?,

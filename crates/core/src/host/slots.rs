@@ -12,7 +12,7 @@ use crate::units::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Longest chunk: charges stay far below the resolution limit of the fair queueing tags.
+/// Longest chunk: charges stay far below the largest tag of fair queueing.
 const BYTES_MAX: u64 = 1 << 30;
 /// The arbiter's own process.
 pub const SELF: ClientId = 0;

@@ -197,8 +197,13 @@ impl MissionController {
             }
             Event::Policy { policy } => {
                 let new = policy::policy(&policy)?;
-                // Until the caller's policy has answered, the previous weights stay in force.
-                self.policy = if is_external(&policy) { self.had().policy() } else { new };
+                // Until the caller's policy has answered, the previous weights stay in force; those of another such
+                // policy are kept as it gave them, so that they hold for jobs that are idle now.
+                match (is_external(&policy), is_external(&self.policy_spec)) {
+                    (true, true) => {}
+                    (true, false) => self.policy = self.had().policy(),
+                    (false, _) => self.policy = new,
+                }
                 self.policy_error = None;
                 self.policy_spec = policy;
                 true

@@ -146,3 +146,21 @@ fn an_external_policy_is_asked_and_what_makes_no_sense_leaves_the_last_weights()
         assert_eq!(weights(&mission), [0.75, 0.25]);
     }
 }
+
+/// They were those of the jobs with an active transfer: one that had none began anew, with the mean of the others.
+#[test]
+fn the_weights_of_one_external_policy_stay_until_the_next_has_answered_for_idle_jobs_too() {
+    let mut mission = controller("python:mine");
+    for job in ["a", "b"] {
+        handled(&mut mission, Time(0), progress(job, 10, 0));
+    }
+    let commands = handled(&mut mission, Time(2_000_000_000), Event::Tick);
+    let Some(Command::Weigh { transfers }) = commands.last().cloned() else { panic!("{commands:?}") };
+    let counts = Counts::Jobs(BTreeMap::from([("a".into(), 3.0), ("b".into(), 1.0)]));
+    handled(&mut mission, Time(2_000_000_000), Event::Weighed { asked: transfers, counts: Ok(counts) });
+    handled(&mut mission, Time(3_000_000_000), progress("b", 10, 10));
+    handled(&mut mission, Time(3_000_000_000), Event::Policy { policy: "python:another".into() });
+    handled(&mut mission, Time(4_000_000_000), progress("b", 20, 10));
+    let weights: Vec<f64> = mission.shares.iter().map(|share| share.weight).collect();
+    assert_eq!(weights, [0.75, 0.25]);
+}
