@@ -41,6 +41,8 @@ def put_all_in(dask_scheduler: Any) -> None:
     plugin.counts_objects = ()
     plugin._inherit_jobs(dask_scheduler)
     shuffles.carry_shuffles(plugin, dask_scheduler)
+    if plugin.books:
+        plugin._send_jobs()
 
 
 def break_scheduler(method: str, panic: bool, dask_scheduler: Any) -> None:

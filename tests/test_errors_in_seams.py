@@ -18,7 +18,7 @@ from dask.distributed import Client, LocalCluster, wait
 
 import mission_control
 from mission_control.workers import workers_of
-from tests.conftest import two_named_jobs, until
+from tests.conftest import held_by_scheduler, two_named_jobs, until
 from tests.failing import break_scheduler, break_worker, mend_scheduler, mend_worker
 
 FRAME = pd.DataFrame({"key": np.arange(400) % 7, "value": np.arange(400)})
@@ -60,6 +60,10 @@ ON_WORKER = (
     (None, "inherited", "of"),
 )
 """Parts of the plug-in on a worker, and what they ask."""
+
+
+KEPT = ("objects", "holds", "lost objects", "writers of streams", "numbers")
+"""What core and the plug-in know of tasks and their objects."""
 
 
 def inc(value: int) -> int:
@@ -118,6 +122,8 @@ def objects(client: Client) -> None:
 def settled(client: Client, workers: list[str]) -> None:
     """No worker is lost, and no task stays."""
     until(lambda: not client.cluster.scheduler.tasks, "all tasks are gone")
+    left = lambda: {name: count for name, count in held_by_scheduler(client).items() if count and name in KEPT}  # noqa: E731
+    until(lambda: not left(), "no objects and no tasks are left", instead=left)
     assert workers_of(client).keys() == set(workers)
 
 

@@ -329,8 +329,10 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
             part.undo()
         self.counts_objects = ()
         for number in known:
-            self.carry_out(self.controller.ends(self.now(), number))
-            self.carry_out(self.controller.forgotten(self.now(), number))
+            try:
+                self.carry_out(self.controller.forgotten(self.now(), number))
+            except ERRORS as error:
+                self.parts.fault("books", error)
 
     def contend(self, contended: bool) -> None:
         # Dask may be in the middle of its transitions.
@@ -777,6 +779,20 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
         if number is None:
             return
         controller, now = self.controller, self.now()
+        if finish == "forgotten":
+            # First: a number that core does not know any more must not stay.
+            del self.numbers[key], self.keys[number]
+            self._prefer_no_more(key, None)
+            try:
+                spec = controller.spec_of(number) if self.encrypts else None
+                if spec and shuffles.encryption(parsed(spec)) != "none":
+                    self.gone[key] = spec
+                    if len(self.gone) > GONE_MAX:
+                        del self.gone[next(iter(self.gone))]
+            finally:
+                # For core, its result is gone and it has ended, too.
+                self.carry_out(controller.forgotten(now, number))
+            return
         if is_gone:
             task = self.scheduler.tasks.get(key)
             wanted = finish == "released" and task is not None and bool(task.who_wants or task.waiters)
@@ -788,15 +804,6 @@ class MissionControlScheduler(SchedulerPlugin, MissionController):
                         self._prefer(own, own.processing_on.address)
         if start == "processing":
             self.carry_out(controller.ends(now, number))
-        if finish == "forgotten":
-            if self.encrypts and (spec := controller.spec_of(number)) and shuffles.encryption(parsed(spec)) != "none":
-                self.gone[key] = spec
-                if len(self.gone) > GONE_MAX:
-                    del self.gone[next(iter(self.gone))]
-            # First: a number that core does not know any more must not stay.
-            del self.numbers[key], self.keys[number]
-            self._prefer_no_more(key, None)
-            self.carry_out(controller.forgotten(now, number))
 
     # --- commands ---------------------------------------------------------------------------------------------------
 

@@ -236,12 +236,7 @@ impl Controller {
                 self.jobs.begins(task);
                 self.holds.begin(task, &worker);
             }
-            Event::Ends { task } => {
-                self.jobs.ends(task);
-                for hold in self.holds.end(task) {
-                    self.release(Holder::Hold(hold), commands);
-                }
-            }
+            Event::Ends { task } => self.ends(task, commands),
             Event::Carries { task, objects, alive } => self.carries(now, task, objects, alive, commands),
             Event::Writes { task, worker, stream, repeats, needs } => {
                 self.writes(task, worker, (stream, repeats), needs, commands);
@@ -252,28 +247,11 @@ impl Controller {
                 self.delegates(now, task, inputs, objects, alive, commands);
             }
             Event::DelegateEnds { task, again } => self.delegate_ends(task, again, commands),
-            Event::ResultGone { task, wanted } => {
-                if wanted && self.objects.holds(Holder::Result(task)) {
-                    let job = self.jobs.of(task).cloned().unwrap_or_else(|| "unnamed".into());
-                    *self.recomputed.entry(job.clone()).or_default() += 1;
-                    commands.push(record(Record::Recomputed { job, task }));
-                }
-                self.hold_for_submitters(task);
-                // Lost objects were already announced.
-                let there = |object: &ObjectId| !self.objects.whole(*object).is_empty() || self.doubts.has(*object);
-                let there: Vec<ObjectId> = self.objects.of(Holder::Result(task)).filter(there).collect();
-                let free = self.objects.release(Holder::Result(task));
-                if wanted {
-                    // A copy of the old result may still be in transit. Its receiver waits for the new one. The engine
-                    // may report that the result is gone before it reports that of its worker.
-                    let old: Vec<ObjectId> = there.into_iter().filter(|old| !self.objects.has(*old)).collect();
-                    self.lose("their result is recomputed", old, commands);
-                }
-                self.free(free, commands);
-            }
+            Event::ResultGone { task, wanted } => self.result_gone(task, wanted, commands),
             Event::Forgotten { task } => {
-                // A disconnected worker may have reported it late.
-                self.release(Holder::Result(task), commands);
+                // The engine may have lost the two events before, and a disconnected worker may report a result late.
+                self.result_gone(task, false, commands);
+                self.ends(task, commands);
                 self.writes_no_more(task, commands);
                 self.streams.forget(task);
                 self.delegate_ends(task, false, commands);
@@ -293,6 +271,34 @@ impl Controller {
             }
             Event::Tick => self.tick(now, commands),
         }
+    }
+
+    /// A task is done, or was taken away from its worker.
+    fn ends(&mut self, task: u64, commands: &mut Vec<Command>) {
+        self.jobs.ends(task);
+        for hold in self.holds.end(task) {
+            self.release(Holder::Hold(hold), commands);
+        }
+    }
+
+    fn result_gone(&mut self, task: u64, wanted: bool, commands: &mut Vec<Command>) {
+        if wanted && self.objects.holds(Holder::Result(task)) {
+            let job = self.jobs.of(task).cloned().unwrap_or_else(|| "unnamed".into());
+            *self.recomputed.entry(job.clone()).or_default() += 1;
+            commands.push(record(Record::Recomputed { job, task }));
+        }
+        self.hold_for_submitters(task);
+        // Lost objects were already announced.
+        let there = |object: &ObjectId| !self.objects.whole(*object).is_empty() || self.doubts.has(*object);
+        let there: Vec<ObjectId> = self.objects.of(Holder::Result(task)).filter(there).collect();
+        let free = self.objects.release(Holder::Result(task));
+        if wanted {
+            // A copy of the old result may still be in transit. Its receiver waits for the new one. The engine
+            // may report that the result is gone before it reports that of its worker.
+            let old: Vec<ObjectId> = there.into_iter().filter(|old| !self.objects.has(*old)).collect();
+            self.lose("their result is recomputed", old, commands);
+        }
+        self.free(free, commands);
     }
 
     fn tick(&mut self, now: Time, commands: &mut Vec<Command>) {

@@ -81,6 +81,25 @@ fn a_task_that_comes_no_further_is_given_up() {
     assert_eq!(world.controller.lost_step(1), Some(LostStep::BeginAgain));
 }
 
+#[test]
+fn a_task_whose_end_was_lost_keeps_no_objects_once_it_is_forgotten() {
+    let mut world = World::new(&["a"]);
+    (1..4).for_each(|task| world.task(task, "job", None));
+    for task in [1, 2] {
+        world.event(Event::Begins { task, worker: "a".into() });
+    }
+    world.event(Event::Submitted { by: 2, tasks: vec![3] });
+    world.carries(3, 7, "a");
+    // The result is gone while both tasks run; the engine loses the end of the first one.
+    world.event(Event::Forgotten { task: 3 });
+    world.event(Event::Ends { task: 2 });
+    world.event(Event::Forgotten { task: 2 });
+    assert!(world.heard("a").0.is_empty(), "a task that ran then may still have the reference");
+    world.event(Event::Forgotten { task: 1 });
+    assert_eq!(world.heard("a").0, [7]);
+    assert!(!world.left().iter().any(|(what, _)| ["objects", "holds"].contains(what)), "{:?}", world.left());
+}
+
 /// Whatever order things come in: nothing is left, and what is freed is what nothing names any more.
 #[test]
 fn nothing_is_left_of_chains() {
