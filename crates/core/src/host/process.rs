@@ -68,6 +68,8 @@ pub enum Event {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
+    /// Connect to the source of this run, and request nothing: it has no slot. The answer is [`Event::Ended`].
+    Connect(Run),
     Run(Run),
     /// The answer to [`Event::Streaming`]: request this on the same connection; it runs when the one before it has
     /// ended.
@@ -190,6 +192,7 @@ impl Process {
                 fetches::Command::Done { ticket, moved } => {
                     self.steps.push_back(Step::Leases(leases::Event::Done { ticket, moved }));
                 }
+                fetches::Command::Connect(run) => commands.push(Command::Connect(run)),
                 fetches::Command::Run(run) => commands.push(Command::Run(run)),
                 fetches::Command::Cut { ticket } => commands.push(Command::Cut { ticket }),
                 fetches::Command::FellBack { fetch, source, leg, why } => {
@@ -228,12 +231,14 @@ mod tests {
         process: Process,
         slots: Slots,
         now: Time,
+        /// Every attempt to connect succeeds at once; else the test answers.
+        connects: bool,
     }
 
     impl Alone {
         fn new(flows: u32) -> Alone {
             let slots = Slots::new(Time(0), FlowsPerHost::Fixed(flows), false);
-            let mut alone = Alone { process: Process::default(), slots, now: Time(0) };
+            let mut alone = Alone { process: Process::default(), slots, now: Time(0), connects: true };
             alone.event(Event::Joined { remote: false });
             alone.event(Event::Planned { group: 1, legs: 1 });
             alone
@@ -246,9 +251,16 @@ mod tests {
             while let Some(event) = events.pop_front() {
                 self.process.handle(self.now, event, &mut commands);
                 for command in commands.drain(..) {
-                    let Command::Send(message) = command else {
-                        outside.push(command);
-                        continue;
+                    let message = match command {
+                        Command::Send(message) => message,
+                        Command::Connect(run) if self.connects => {
+                            events.push_back(Event::Ended { run, outcome: Outcome::Connected });
+                            continue;
+                        }
+                        _ => {
+                            outside.push(command);
+                            continue;
+                        }
                     };
                     self.slots.handle(self.now, slots::Event::Message { client: SELF, message }, &mut said);
                     for command in said.drain(..) {
@@ -291,6 +303,19 @@ mod tests {
 
         fn neighbour(&mut self, message: ToArbiter) -> Vec<Command> {
             self.other(slots::Event::Message { client: 1, message })
+        }
+
+        /// Whether another process gets a slot now.
+        fn neighbours_slot(&mut self) -> bool {
+            self.other(slots::Event::Joined { client: 1 });
+            let wants = ToArbiter::Want { ticket: 1, group: 2, member: 2, bytes: 4 };
+            let (mut said, message) = (Vec::new(), slots::Event::Message { client: 1, message: wants });
+            self.slots.handle(self.now, message, &mut said);
+            let granted = said
+                .iter()
+                .any(|said| matches!(said, slots::Command::Send { client: 1, message: FromArbiter::Grant { .. } }));
+            self.other(slots::Event::Left { client: 1 });
+            granted
         }
 
         fn ask(&mut self, pieces: &[Piece], runs_per_source: u32) -> Vec<Command> {
@@ -698,6 +723,124 @@ mod tests {
         assert_eq!(host.process.running(), 0);
         let again = runs(&host.pass(Duration::from_secs(1)));
         assert_eq!(again.len(), 1, "{again:?}");
+    }
+
+    fn connects(commands: &[Command]) -> Vec<Run> {
+        let connect = |command: &Command| if let Command::Connect(run) = command { Some(*run) } else { None };
+        commands.iter().filter_map(connect).collect()
+    }
+
+    fn refused() -> Outcome {
+        Outcome::NotConnected { fault: Fault::Connection("refused".into()) }
+    }
+
+    /// R2: ten slots were held for 3 s each by connections to hosts that did not answer.
+    #[test]
+    fn a_source_that_cannot_be_reached_holds_no_slot() {
+        let mut host = Alone::new(2);
+        host.connects = false;
+        let said = host.ask(&[piece(12, &[1]), piece(12, &[2])], 9);
+        let mut tried = connects(&said);
+        tried.sort_by_key(|run| run.source);
+        assert_eq!(tried.iter().map(|run| run.source).collect::<Vec<_>>(), [1, 2], "one attempt for each source");
+        assert!(runs(&said).is_empty());
+        // The first one answers, so both slots carry what it has; the other one is still tried.
+        let mut queue = runs(&host.event(Event::Ended { run: tried[0], outcome: Outcome::Connected }));
+        assert_eq!(queue.len(), 2);
+        let mut carried = 0;
+        while let Some(run) = queue.pop() {
+            assert_eq!(run.source, 1);
+            carried += run.len;
+            let said = host.event(Event::Ended { run, outcome: Outcome::Whole });
+            assert!(connects(&said).is_empty());
+            queue.extend(runs(&said));
+        }
+        assert_eq!(carried, 12);
+        // Nobody answers: it is tried again later, one attempt at a time.
+        assert!(connects(&host.event(Event::Ended { run: tried[1], outcome: refused() })).is_empty());
+        let again = connects(&host.pass(Duration::from_millis(500)));
+        assert_eq!(again.len(), 1);
+        assert_eq!(runs(&host.event(Event::Ended { run: again[0], outcome: Outcome::Connected })).len(), 2);
+    }
+
+    #[test]
+    fn a_source_whose_connection_fails_is_connected_to_before_it_gets_another_slot() {
+        let mut host = Alone::new(1);
+        let run = runs(&host.ask(&[piece(12, &[1])], 9))[0];
+        host.connects = false;
+        // What waited for a slot gives that back at once.
+        assert!(runs(&host.event(Event::Ended { run, outcome: broken(0, "reset") })).is_empty());
+        let said = host.pass(Duration::from_millis(500));
+        assert!(runs(&said).is_empty(), "{said:?}");
+        let (tried, free) = (connects(&said), host.neighbours_slot());
+        assert_eq!((tried.len(), free), (1, true), "one attempt, and the slot is there for others");
+        assert_eq!(runs(&host.event(Event::Ended { run: tried[0], outcome: Outcome::Connected })).len(), 1);
+    }
+
+    #[test]
+    fn all_fetches_that_wait_for_one_connection_know_why_there_is_none() {
+        let mut host = Alone::new(1);
+        host.connects = false;
+        let mut queue = host.ask(&[piece(4, &[1])], 9);
+        let pieces = vec![piece(4, &[1])];
+        let more = (2, 1, 2, pieces, 4, BTreeSet::new(), 7);
+        let (fetch, group, member, pieces, chunk_bytes, one_run, seed) = more;
+        queue.extend(host.event(Event::Asked { fetch, group, member, pieces, chunk_bytes, one_run, seed }));
+        let mut ends = Vec::new();
+        for _ in 0..1000 {
+            assert!(connects(&queue).len() <= 1, "one attempt serves both");
+            let mut said = Vec::new();
+            for command in queue.drain(..) {
+                match command {
+                    Command::Connect(run) => said.extend(host.event(Event::Ended { run, outcome: refused() })),
+                    Command::Finished { fetch, result, .. } => ends.push((fetch, result)),
+                    _ => {}
+                }
+            }
+            queue = said;
+            queue.extend(host.pass(Duration::from_millis(500)));
+        }
+        ends.sort_by_key(|(fetch, _)| *fetch);
+        let error = || Err(FetchError::Unreachable("refused".into()));
+        assert_eq!(ends, [(1, error()), (2, error())]);
+        assert!(host.process.is_idle());
+    }
+
+    #[test]
+    fn a_fetch_that_is_abandoned_while_it_connects_ends_with_that_attempt() {
+        let mut host = Alone::new(1);
+        host.connects = false;
+        let tried = connects(&host.ask(&[piece(4, &[1])], 9))[0];
+        let error = FetchError::Cancelled("interrupted".into());
+        let said = host.event(Event::Abandon { fetch: 1, error: error.clone() });
+        assert_eq!(said, [Command::Cut { ticket: tried.ticket }]);
+        let said = host.event(Event::Ended { run: tried, outcome: Outcome::Connected });
+        assert!(matches!(&said[..], [Command::Finished { result: Err(own), .. }] if *own == error), "{said:?}");
+        assert!(host.process.is_idle());
+    }
+
+    #[test]
+    fn a_process_tries_few_sources_at_once_and_in_the_end_all() {
+        let mut host = Alone::new(1);
+        host.connects = false;
+        let pieces: Vec<Piece> = (0..200).map(|source| piece(4, &[source])).collect();
+        let mut queue = host.ask(&pieces, 9);
+        let (most, mut open, mut all) = (connects(&queue).len(), 0_usize, BTreeSet::new());
+        assert!(most < 200);
+        while let Some(command) = queue.pop() {
+            let ended = match command {
+                Command::Connect(run) => {
+                    assert!(all.insert(run.source), "no source is tried a second time");
+                    Event::Ended { run, outcome: Outcome::Connected }
+                }
+                Command::Run(run) => Event::Ended { run, outcome: Outcome::Whole },
+                _ => continue,
+            };
+            queue.extend(host.event(ended));
+            open = open.max(connects(&queue).len());
+        }
+        assert!(open <= most);
+        assert_eq!(all.len(), 200);
     }
 
     #[test]

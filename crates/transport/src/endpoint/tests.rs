@@ -1,5 +1,6 @@
 //! Whole endpoints of one process: parts arrive as they were put, over every carrier, whoever lies or is gone.
 
+mod dead_sources;
 mod one_host;
 
 use super::*;

@@ -22,7 +22,7 @@ use mission_core::types::{JobId, TransferId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -93,6 +93,8 @@ fn stricter<'a>(newest: &'a Arc<Planned>, own: &'a Arc<Planned>) -> &'a Arc<Plan
 /// A run, and the leg that it takes.
 pub(super) struct Assigned {
     run: Run,
+    /// Only connect to its source: it has no slot.
+    connects: bool,
     job: JobId,
     planned: Arc<Planned>,
     leg: Leg,
@@ -255,7 +257,8 @@ impl Shared {
         for command in commands.drain(..) {
             match command {
                 Command::Send(message) => self.arbiter().send(message),
-                Command::Run(run) => self.assign(state, run),
+                Command::Connect(run) => self.assign(state, run, true),
+                Command::Run(run) => self.assign(state, run, false),
                 Command::Chain(run) => chained = Some(run),
                 Command::Cut { ticket } => {
                     let running = state.running.entry(ticket).or_default();
@@ -310,8 +313,9 @@ impl Shared {
         }
     }
 
-    /// The caller's own thread if it waits, else a helper; a new one if none is idle.
-    fn assign(&self, state: &mut State, run: Run) {
+    /// The caller's own thread if it waits, else a helper; a new one if none is idle. What connects gets a thread of its
+    /// own: where nobody answers, it is busy for seconds, and helpers are as many as slots.
+    fn assign(&self, state: &mut State, run: Run, connects: bool) {
         let job = state.groups.get(&run.group).cloned();
         let planned = job.as_ref().and_then(|job| state.plans.get(job)?.as_ref().ok().cloned());
         let Some(active) = state.fetches.get_mut(&run.fetch) else { return };
@@ -322,10 +326,23 @@ impl Shared {
         let legs = if planned.legs.is_empty() { active.planned.to(address) } else { planned.to(address) };
         let leg = legs.get(usize::from(run.leg)).or(legs.first()).expect("a fetch without any leg is refused").clone();
         let transfer = active.transfer.clone();
-        let assigned = Assigned { run, job: transfer.job.clone(), planned, leg };
+        let assigned = Assigned { run, connects, job: transfer.job.clone(), planned, leg };
         if active.caller_waits && active.mine.is_empty() {
             active.mine.push_back(assigned);
             active.done.notify_one();
+        } else if connects {
+            let own = self.own.upgrade().expect("called through an Arc");
+            let assigned = Arc::new(Mutex::new(Some(assigned)));
+            let taken = assigned.clone();
+            let thread = thread::Builder::new().name("mission-connect".into()).stack_size(256 << 10);
+            let connect = move || {
+                let assigned = taken.lock().expect("no panic while held").take().expect("taken once");
+                drop(own.execute(own.lock(), assigned));
+            };
+            if thread.spawn(connect).is_err() {
+                // The caller, or a helper, does it when it is free.
+                state.queue.extend(assigned.lock().expect("no panic while held").take());
+            }
         } else {
             state.queue.push_back(assigned);
             if state.idle_helpers >= state.queue.len() {
@@ -340,14 +357,47 @@ impl Shared {
                 }
             }
         }
-        let record = state.record(&transfer);
-        record.flows += 1;
-        record.flows_peak = record.flows_peak.max(record.flows);
+        if !connects {
+            let record = state.record(&transfer);
+            record.flows += 1;
+            record.flows_peak = record.flows_peak.max(record.flows);
+        }
+    }
+
+    /// Connects to a source, and keeps the connection for the first run there; the lock is free meanwhile.
+    fn connect<'a>(&'a self, mut state: MutexGuard<'a, State>, assigned: Assigned) -> MutexGuard<'a, State> {
+        let Assigned { run, job, leg, .. } = assigned;
+        let address = state.sources[run.source as usize];
+        let (_, closed) = state.connections.begin(&job, run.source, &leg, true);
+        state.running.entry(run.ticket).or_default();
+        drop(state);
+        drop(closed);
+        let mut connection = None;
+        let began = Instant::now();
+        let outcome = match self.connected(&mut connection, address, &leg, run.ticket) {
+            Ok(_) => Outcome::Connected,
+            Err(fault) => Outcome::NotConnected { fault },
+        };
+        let took = began.elapsed();
+        let mut state = self.lock();
+        state.running.remove(&run.ticket);
+        // First: the run that this allows finds it.
+        let spent = state.connections.end(&job, run.source, leg, connection);
+        self.ended(&mut state, run, outcome, None, took, false);
+        if spent.is_empty() {
+            return state;
+        }
+        drop(state);
+        drop(spent);
+        self.lock()
     }
 
     /// Carries a run in its slot, and those that follow it there; the lock is free while bytes move.
     fn execute<'a>(&'a self, mut state: MutexGuard<'a, State>, assigned: Assigned) -> MutexGuard<'a, State> {
-        let Assigned { run, job, planned, leg } = assigned;
+        if assigned.connects {
+            return self.connect(state, assigned);
+        }
+        let Assigned { run, job, planned, leg, .. } = assigned;
         let (source, ticket) = (run.source, run.ticket);
         let address = state.sources[source as usize];
         let (mut connection, closed) = state.connections.begin(&job, source, &leg, run.fresh);
@@ -490,7 +540,7 @@ impl Shared {
         let moved = match &outcome {
             Outcome::Whole => run.len,
             Outcome::Broken { verified, .. } => *verified,
-            Outcome::NotConnected { .. } | Outcome::Stale | Outcome::Unasked => 0,
+            Outcome::Connected | Outcome::NotConnected { .. } | Outcome::Stale | Outcome::Unasked => 0,
         };
         let active = state.fetches.get_mut(&run.fetch).expect("a fetch outlives its runs");
         let far = &mut active.far[run.piece as usize];

@@ -53,6 +53,36 @@ pub struct Source {
     pub not_before: Time,
 }
 
+/// How the sources of a group can be asked now.
+pub struct Ways<'a> {
+    pub now: Time,
+    pub sources: &'a BTreeMap<SourceId, Source>,
+    /// Sources that answered the last attempt to connect.
+    pub reached: &'a BTreeSet<SourceId>,
+    pub connecting: &'a BTreeSet<SourceId>,
+    /// Whether this process may begin another attempt.
+    pub may_connect: bool,
+}
+
+impl Ways<'_> {
+    /// A chunk for this source may ask for a slot, if the source is reached, or else for a connection.
+    ///
+    /// # Errors
+    /// When it may; `None`: not before a run or an attempt to connect ends.
+    fn ready(&self, source: SourceId) -> Result<(), Option<Time>> {
+        let not_before = self.sources.get(&source).map_or(Time(0), |own| own.not_before);
+        if not_before > self.now {
+            return Err(Some(not_before));
+        }
+        let may = self.reached.contains(&source) || self.may_connect && !self.connecting.contains(&source);
+        may.then_some(()).ok_or(None)
+    }
+
+    pub fn is_reached(&self, source: SourceId) -> bool {
+        self.reached.contains(&source)
+    }
+}
+
 impl Fetch {
     #[allow(clippy::too_many_arguments)]
     pub fn new(
@@ -133,34 +163,31 @@ impl Fetch {
         self.one_run.contains(&source) && self.on_source.get(&source).is_some_and(|runs| *runs > 0)
     }
 
-    /// The source of a list to be asked now, or when the first may be asked; `None`: not before a run ends.
-    pub fn eligible(
-        &self,
-        now: Time,
-        list: u32,
-        sources: &BTreeMap<SourceId, Source>,
-    ) -> Result<SourceId, Option<Time>> {
-        let taken = |source: &SourceId| self.is_taken(*source);
+    /// The source of a list to be asked now: the first in order that has not just failed.
+    ///
+    /// # Errors
+    /// When the first may be asked; `None`: not before a run or an attempt to connect ends.
+    pub fn eligible(&self, list: u32, ways: &Ways<'_>) -> Result<SourceId, Option<Time>> {
         let mut first: Option<Time> = None;
-        for source in self.lists[list as usize].iter().filter(|source| !taken(source)) {
-            let not_before = sources.get(source).map_or(Time(0), |own| own.not_before);
-            // The first in order that has not just failed.
-            if not_before <= now {
-                return Ok(*source);
+        for source in self.lists[list as usize].iter().filter(|source| !self.is_taken(**source)) {
+            match ways.ready(*source) {
+                Ok(()) => return Ok(*source),
+                Err(Some(at)) => first = Some(first.map_or(at, |first| first.min(at))),
+                // It is known soon whether this one can be reached; the others come after it.
+                Err(None) => break,
             }
-            first = Some(first.map_or(not_before, |first| first.min(not_before)));
         }
         Err(first)
     }
 
-    pub fn may_ask(&self, now: Time, source: SourceId, list: u32, sources: &BTreeMap<SourceId, Source>) -> bool {
-        let taken = self.is_taken(source);
-        let ready = sources.get(&source).is_none_or(|own| own.not_before <= now);
-        !taken && ready && self.lists[list as usize].contains(&source)
+    /// Whether a chunk of this list, which has a slot, may run from this source.
+    pub fn may_run(&self, source: SourceId, list: u32, ways: &Ways<'_>) -> bool {
+        let listed = self.lists[list as usize].contains(&source);
+        listed && !self.is_taken(source) && ways.is_reached(source) && ways.ready(source).is_ok()
     }
 
     /// Takes the next chunk out of its queue, and chooses its source: from the lists in turn.
-    pub fn next(&mut self, now: Time, sources: &BTreeMap<SourceId, Source>) -> Result<(u32, SourceId), Option<Time>> {
+    pub fn next(&mut self, ways: &Ways<'_>) -> Result<(u32, SourceId), Option<Time>> {
         let mut wake: Option<Time> = None;
         for step in 0..self.turns.len() {
             let at = (self.turn + step) % self.turns.len();
@@ -168,7 +195,7 @@ impl Fetch {
             if self.queues[list as usize].is_empty() {
                 continue;
             }
-            match self.eligible(now, list, sources) {
+            match self.eligible(list, ways) {
                 Ok(source) => {
                     self.turn = at + 1;
                     self.queued -= 1;

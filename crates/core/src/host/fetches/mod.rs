@@ -1,8 +1,9 @@
 //! The fetches of one process: which range is requested next, from which source, on which leg; and how faults are
 //! handled.
 //!
-//! A fetch is cut into chunks. Each wants a slot; with one it runs on one connection to one source, and ends whole, broken
-//! or refused. A broken run resumes after its last verified byte, from the same source or another. If a leg of the
+//! A fetch is cut into chunks. A source is connected to before any chunk for it wants a slot: a source that cannot be
+//! reached holds none. Each chunk then wants a slot; with one it runs on one connection to one source, and ends whole,
+//! broken or refused. A broken run resumes after its last verified byte, from the same source or another. If a leg of the
 //! flight plan cannot be connected, the next one is tried. A fetch without progress for [`defaults::PROGRESS_TIMEOUT`]
 //! fails, and reports what it waited for.
 
@@ -12,7 +13,7 @@ mod tickets;
 use super::{GroupId, MemberId, Ticket};
 use crate::defaults;
 use crate::units::{self, Time};
-use fetch::{Fetch, Source, words};
+use fetch::{Fetch, Source, Ways, words};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -113,6 +114,8 @@ pub struct Run {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Whole,
+    /// The answer to [`Command::Connect`]: there is a connection, which is kept for the first run.
+    Connected,
     /// Some bytes, from the start of the range, arrived and were verified; then this went wrong.
     Broken {
         verified: u64,
@@ -160,6 +163,8 @@ pub enum Command {
         ticket: Ticket,
         moved: u64,
     },
+    /// Connect to the source of this run on its leg; request nothing. It holds no slot.
+    Connect(Run),
     Run(Run),
     /// End this run now: shut its connection down.
     Cut {
@@ -230,6 +235,8 @@ pub struct Fetches {
     groups: BTreeMap<GroupId, Group>,
     sources: BTreeMap<SourceId, Source>,
     tickets: Tickets,
+    /// Attempts to connect that are under way.
+    connecting: usize,
     host_done: u64,
     host_done_at: Time,
     /// When this process last received something.
@@ -252,6 +259,10 @@ struct Group {
     leg_of: BTreeMap<SourceId, u8>,
     /// Sources that fewer legs reach, and how many.
     fewer: BTreeMap<SourceId, u8>,
+    /// Sources that answered the last attempt to connect, and whose connections have not failed since.
+    reached: BTreeSet<SourceId>,
+    /// Sources that are being connected to, by a leg of this plan.
+    connecting: BTreeSet<SourceId>,
     /// Sources to which a connection has just carried a chunk: going on with them saves a handshake.
     warm: Vec<SourceId>,
     members: u32,
@@ -263,6 +274,8 @@ struct Group {
 /// queue at the arbiter.
 const ASKED_MAX: usize = 64;
 const ASKED_IN_ALL: usize = 2048;
+/// Attempts to connect of one process at once: each has a thread, for up to 3 s where nobody answers.
+const CONNECTING_MAX: usize = 64;
 /// Slots that a member may always request, however many members there are.
 const ASKED_MIN: usize = 4;
 /// How many of those tickets are searched for one to a source with a kept connection.
@@ -309,6 +322,8 @@ impl Fetches {
                 group.leg_of.clear();
                 group.fewer.clear();
                 group.warm.clear();
+                group.reached.clear();
+                group.connecting.clear();
             }
             Event::Reaches { group, source, legs } => {
                 self.groups.entry(group).or_default().fewer.insert(source, legs);
@@ -404,20 +419,25 @@ impl Fetches {
         // Its source may have failed since; then another one, or later.
         fetch.count(held.source, -1);
         let list = fetch.pieces[fetch.chunks[held.chunk as usize].piece as usize];
-        match fetch.eligible(now, list, &self.sources) {
-            Ok(source) => {
-                let source = if fetch.may_ask(now, held.source, list, &self.sources) { held.source } else { source };
+        let group = self.groups.entry(fetch.group).or_default();
+        let ways = group.ways(now, &self.sources, self.connecting);
+        let source = if fetch.may_run(held.source, list, &ways) {
+            Some(held.source)
+        } else {
+            fetch.eligible(list, &ways).ok().filter(|source| ways.is_reached(*source))
+        };
+        match source {
+            Some(source) => {
                 fetch.count(source, 1);
                 (held.source, held.running) = (source, true);
                 (held.watched_at, held.watched_bytes) = (now, 0);
                 fetch.running += 1;
                 fetch.tally.flows_peak = fetch.tally.flows_peak.max(fetch.running);
-                let group = self.groups.entry(fetch.group).or_default();
-                let leg = group.leg_of.get(&source).copied().unwrap_or(0);
+                let leg = group.leg_to(source);
                 let (id, chunk) = (held.fetch, held.chunk);
                 commands.push(Command::Run(fetch.run(id, ticket, chunk, source, leg, group.plan)));
             }
-            Err(_) => {
+            None => {
                 let chunk = held.chunk;
                 self.tickets.remove(ticket);
                 fetch.requeue(chunk);
@@ -476,6 +496,7 @@ impl Fetches {
         let Some(held) = self.tickets.get(run.ticket).filter(|held| held.running && held.chunk == run.chunk) else {
             return;
         };
+        let connects = held.connects;
         let Some(fetch) = self.fetches.get_mut(&run.fetch) else { return };
         let slow = std::mem::take(&mut held.cut);
         if outcome == Outcome::Stale {
@@ -488,12 +509,16 @@ impl Fetches {
                 return;
             }
         }
+        let why_not = match &outcome {
+            Outcome::NotConnected { fault } => Some(words(fault)),
+            _ => None,
+        };
         let chunk = &mut fetch.chunks[run.chunk as usize];
         let (moved, fault, connected) = match outcome {
             Outcome::Whole => (chunk.len, None, true),
             Outcome::Broken { verified, fault } => (verified.min(chunk.len), Some(fault), true),
             Outcome::NotConnected { fault } => (0, Some(fault), false),
-            Outcome::Stale | Outcome::Unasked => (0, None, true),
+            Outcome::Stale | Outcome::Unasked | Outcome::Connected => (0, None, true),
         };
         chunk.start += moved;
         chunk.len -= moved;
@@ -512,10 +537,16 @@ impl Fetches {
                 self.tickets.remove(run.ticket);
                 fetch.running -= 1;
                 fetch.count(run.source, -1);
-                commands.push(Command::Done { ticket: run.ticket, moved: in_slot });
+                if !connects {
+                    commands.push(Command::Done { ticket: run.ticket, moved: in_slot });
+                }
             }
         }
         let group = self.groups.entry(fetch.group).or_default();
+        if connects {
+            self.connecting -= 1;
+            group.connected(run, &fault);
+        }
         let source = self.sources.entry(run.source).or_default();
         if moved > 0 {
             self.progress_at = now;
@@ -544,6 +575,8 @@ impl Fetches {
             Some(fault) => {
                 if slow {
                     fetch.prefer_others(run.source);
+                } else if matches!(fault, Fault::Connection(_)) {
+                    group.reached.remove(&run.source);
                 }
                 let next_leg = (!connected).then(|| group.next_leg(run)).flatten();
                 match next_leg {
@@ -557,13 +590,45 @@ impl Fetches {
                 }
             }
         };
-        let member = fetch.member;
+        let (member, group) = (fetch.member, fetch.group);
         match error.or(fetch.failed.clone()) {
             Some(error) => self.fail(now, run.fetch, error, commands),
             None if fetch.unfinished == 0 => self.finish(run.fetch, Ok(()), commands),
             None => {}
         }
-        self.adjust(now, member, commands);
+        if connects {
+            self.looked_for(now, run.source, group, why_not, commands);
+        } else {
+            self.adjust(now, member, commands);
+        }
+    }
+
+    /// An attempt to connect has ended: all that waited for it go on, or know why not.
+    fn looked_for(
+        &mut self,
+        now: Time,
+        source: SourceId,
+        group: GroupId,
+        why_not: Option<String>,
+        commands: &mut Vec<Command>,
+    ) {
+        let full = self.connecting + 1 == CONNECTING_MAX;
+        let mut members = BTreeSet::new();
+        for fetch in self.fetches.values_mut() {
+            if fetch.group == group && fetch.queued > 0 {
+                if let Some(why) = &why_not
+                    && fetch.fault.is_none()
+                    && fetch.lists.iter().any(|list| list.contains(&source))
+                {
+                    fetch.fault = Some(why.clone());
+                }
+                members.insert(fetch.member);
+            } else if full && fetch.queued > 0 {
+                // It may have waited for its turn to connect.
+                members.insert(fetch.member);
+            }
+        }
+        members.into_iter().for_each(|member| self.adjust(now, member, commands));
     }
 
     fn check_progress(&mut self, now: Time, commands: &mut Vec<Command>) {
@@ -644,17 +709,20 @@ impl Fetches {
         let mut wake: Option<Time> = None;
         'fetches: for fetch_id in &member.fetches {
             let fetch = self.fetches.get_mut(fetch_id).expect("a member's fetches exist");
+            let group = self.groups.entry(fetch.group).or_default();
             while fetch.queued > 0 {
                 if member.asked >= most {
                     break 'fetches;
                 }
-                match fetch.next(now, &self.sources) {
+                match fetch.next(&group.ways(now, &self.sources, self.connecting)) {
                     Ok((chunk, source)) => {
+                        let connects = !group.reached.contains(&source);
                         let held = Held {
                             fetch: *fetch_id,
                             chunk,
                             source,
-                            running: false,
+                            running: connects,
+                            connects,
                             next: None,
                             moved: None,
                             watched_at: now,
@@ -663,6 +731,15 @@ impl Fetches {
                         };
                         let ticket = self.tickets.add(held);
                         fetch.count(source, 1);
+                        if connects {
+                            fetch.running += 1;
+                            self.connecting += 1;
+                            group.connecting.insert(source);
+                            let leg = group.leg_to(source);
+                            let run = fetch.run(*fetch_id, ticket, chunk, source, leg, group.plan);
+                            commands.push(Command::Connect(run));
+                            continue;
+                        }
                         fetch.asked.push_back(ticket);
                         member.asked += 1;
                         let bytes = fetch.chunks[chunk as usize].len;
@@ -685,6 +762,28 @@ impl Fetches {
 }
 
 impl Group {
+    fn ways<'a>(&'a self, now: Time, sources: &'a BTreeMap<SourceId, Source>, connecting: usize) -> Ways<'a> {
+        let may_connect = connecting < CONNECTING_MAX;
+        Ways { now, sources, reached: &self.reached, connecting: &self.connecting, may_connect }
+    }
+
+    /// The leg that a source was last reached by, or the first.
+    fn leg_to(&self, source: SourceId) -> u8 {
+        self.leg_of.get(&source).copied().unwrap_or(0)
+    }
+
+    /// An attempt to connect has ended.
+    fn connected(&mut self, run: &Run, fault: &Option<Fault>) {
+        if run.plan != self.plan {
+            return; // that leg is of another plan
+        }
+        self.connecting.remove(&run.source);
+        if fault.is_none() {
+            self.reached.insert(run.source);
+            self.keep_warm(run.source);
+        }
+    }
+
     fn keep_warm(&mut self, source: SourceId) {
         self.warm.retain(|warm| *warm != source);
         if self.warm.len() == WARM_MAX {
@@ -695,7 +794,7 @@ impl Group {
 
     /// The leg of `run` cannot be connected: the next one of the same plan, or, after the last, the first again and later.
     fn next_leg(&mut self, run: &Run) -> Option<()> {
-        let current = self.leg_of.get(&run.source).copied().unwrap_or(0);
+        let current = self.leg_to(run.source);
         if run.plan != self.plan || current > run.leg {
             // Another run has found out before, or there is another plan.
             return Some(());

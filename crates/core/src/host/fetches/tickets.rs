@@ -1,4 +1,4 @@
-//! Chunks that wait for a slot or run in one, found by their tickets.
+//! Chunks that wait for a connection or a slot, or run in one, found by their tickets.
 
 use super::{FetchId, SourceId};
 use crate::host::Ticket;
@@ -11,12 +11,14 @@ pub struct Tickets {
     pub free: Vec<u32>,
 }
 
-/// A chunk that waits for a slot, or runs in one.
+/// A chunk that waits for a connection to its source, waits for a slot, or runs in one.
 pub struct Held {
     pub fetch: FetchId,
     pub chunk: u32,
     pub source: SourceId,
     pub running: bool,
+    /// What runs is an attempt to connect: it has no slot.
+    pub connects: bool,
     /// The chunk that follows on the same connection and in the same slot.
     pub next: Option<u32>,
     /// Bytes moved by the chunk that the slot was granted for, once it has ended.

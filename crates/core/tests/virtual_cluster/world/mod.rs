@@ -32,6 +32,7 @@ const CHUNK: u64 = 256 << 10;
 /// Time in which all requested data has to arrive, once there are no more faults.
 const LONGEST: Duration = Duration::from_secs(400);
 const STALL: Duration = Duration::from_secs(5);
+const CONNECT: Duration = Duration::from_secs(3);
 const HANDSHAKE: Duration = Duration::from_secs(1);
 const REPORT: Duration = Duration::from_millis(250);
 
@@ -117,6 +118,8 @@ struct Link {
 
 struct Under {
     run: Run,
+    /// An attempt to connect, without a slot.
+    connects: bool,
     began: Time,
     trickles: bool,
     cut: bool,

@@ -8,6 +8,7 @@ impl World {
         self.workers[id].process.handle(self.now, event, &mut commands);
         for command in commands {
             match command {
+                process::Command::Connect(run) => self.connect(id, run),
                 process::Command::Run(run) => self.run_begins(id, run, true),
                 process::Command::Chain(run) => {
                     let under = self.workers[id].running.get_mut(&run.ticket).expect("what it follows is under way");
@@ -106,6 +107,24 @@ impl World {
         }
     }
 
+    /// A source is connected to; decides the outcome. It holds no slot.
+    fn connect(&mut self, id: ProcessId, run: Run) {
+        let harm = self.now < self.calm_at;
+        let source = &self.workers[run.source as usize];
+        let refused = || Outcome::NotConnected { fault: Fault::Connection("refused".into()) };
+        // A host that is gone is silent, a stopped process still accepts, and a process that has ended refuses.
+        let (wait, outcome) = match self.random.next() % 30 {
+            0..10 if !source.alive => (CONNECT, refused()),
+            _ if !source.alive => (Duration::from_micros(100), refused()),
+            0 if harm => (CONNECT, refused()),
+            1 if harm => (Duration::from_micros(100), refused()),
+            other => (Duration::from_micros(100 + other * 100), Outcome::Connected),
+        };
+        let under = Under { run, connects: true, began: self.now, trickles: false, cut: false, next: None };
+        assert!(self.workers[id].running.insert(run.ticket, under).is_none(), "its ticket runs already");
+        self.after(wait, Happens::RunEnds { process: id, run, outcome, stalled: false });
+    }
+
     /// A range is requested; decides its outcome.
     fn run_begins(&mut self, id: ProcessId, run: Run, on_a_new_connection: bool) {
         let source = run.source as usize;
@@ -136,7 +155,7 @@ impl World {
                 _ => (takes, Outcome::Whole),
             }
         };
-        let fresh = Under { run, began: self.now, trickles, cut: false, next: None };
+        let fresh = Under { run, connects: false, began: self.now, trickles, cut: false, next: None };
         if let Some(before) = self.workers[id].running.insert(run.ticket, fresh) {
             panic!("two runs with one ticket: {:?} and {run:?}", before.run);
         }
@@ -151,8 +170,12 @@ impl World {
         let Some(under) = self.workers[id].running.get_mut(&ticket) else { return };
         under.cut = true;
         let run = under.run;
-        let verified = self.random.next() % (run.len + 1) / 2;
-        let outcome = Outcome::Broken { verified, fault: Fault::Connection("cut".into()) };
+        let fault = Fault::Connection("cut".into());
+        let outcome = if under.connects {
+            Outcome::NotConnected { fault }
+        } else {
+            Outcome::Broken { verified: self.random.next() % (run.len + 1) / 2, fault }
+        };
         self.after(Duration::from_micros(100), Happens::RunEnds { process: id, run, outcome, stalled: true });
     }
 
@@ -203,8 +226,12 @@ impl World {
             let rate = if under.trickles { 10.0 } else { 1e7 };
             ((now.since(under.began).as_secs_f64() * rate) as u64).min(under.run.len)
         };
-        let all: Vec<(Ticket, u64)> =
-            self.workers[id].running.iter().map(|(ticket, under)| (*ticket, received(under))).collect();
+        let all: Vec<(Ticket, u64)> = self.workers[id]
+            .running
+            .iter()
+            .filter(|(_, own)| !own.connects)
+            .map(|(ticket, under)| (*ticket, received(under)))
+            .collect();
         for (ticket, bytes) in all {
             self.process(id, process::Event::Received { ticket, bytes });
         }
