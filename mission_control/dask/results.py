@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import Any
 
+from distributed import Reschedule
 from distributed import worker as dask_worker
 
 from mission_control.dask.handing import ended_with, hand_on
@@ -100,12 +101,17 @@ def run_and_look(part: Part, run_task: Callable[..., Any]) -> Callable[..., Any]
 
 def is_over(plugin: Any, key: Any, run: int | None, message: Any) -> Any:
     """Return Dask's message of a task that is over, or the one that replaces it."""
+    error = message.get("actual_exception")
     if plugin.early.is_done:
-        plugin.early.ended(message.get("actual_exception"))
+        plugin.early.ended(error)
     elif message["op"] == "task-finished" and (
         type(message["result"]) is Delegation or plugin.thread.delegated is not None or plugin.objects.are_used()
     ):
         return looked(plugin, key, run, message)
+    if type(error) is Reschedule:
+        # Dask looks at its type only. Its traceback refers to Dask's frame with this message: a cycle, which would hold
+        # what the task had in its variables, parts of streams too, until Python collects garbage.
+        error.__traceback__ = error.__cause__ = error.__context__ = None
     return message
 
 
