@@ -130,6 +130,13 @@ def families(statuses: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
             weight.add_metric([address, job["job"]], job["weight"] or 0)
             flows.add_metric([address, job["job"]], job["flows"] or 0)
             recomputed.add_metric([address, job["job"]], job["recomputed"])
+            if (earlier := job["earlier"])["transfers"]:
+                # So that sums over a job's transfers only grow.
+                values = [address, job["job"], "earlier transfers", "", ""]
+                asked.add_metric(values, earlier["asked_bytes"])
+                served.add_metric(values, earlier["served_bytes"])
+                for transport, count in job["earlier_reported"]["transport"]["bytes"].items():
+                    carried.add_metric([*values, transport], count)
             for transfer in job["transfers"]:
                 values = [address, job["job"], transfer["from"], transfer["to"], transfer["pattern"]]
                 asked.add_metric(values, transfer["asked_bytes"])

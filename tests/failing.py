@@ -79,6 +79,11 @@ def break_worker(part: str | None, attribute: str, method: str, panic: bool, das
     plugin.broken = owner, attribute
 
 
+def was_raised(dask_worker: Any) -> bool:
+    owner, attribute = dask_worker.plugins["mission-control"].broken
+    return bool(getattr(owner, attribute).raised)
+
+
 def mend_worker(dask_worker: Any) -> bool:
     owner, attribute = dask_worker.plugins["mission-control"].broken
     failing = getattr(owner, attribute)

@@ -63,6 +63,9 @@ def test_jains_index_is_one_where_all_are_served_alike():
     # Rates of 10, 10 and 40, without bytes that never left their worker: 60 squared by 3 times 1,800.
     unlike = [*alike[:4], progress("z", 100, 20, 1, 3)]
     assert observed.fairness(unlike)[("j", "a", "b")] == pytest.approx(3600 / 5400)
+    # A worker that forgets a quiet transfer begins it anew.
+    anew = [*alike[:4], progress("z", 10, 0, 0, 1), progress("z", 10, 0, 1.5, 2)]
+    assert observed.fairness(anew) == observed.fairness(alike)
 
 
 def test_jains_index_of_flows_is_of_the_sums_that_workers_report():
@@ -87,6 +90,12 @@ def test_a_share_is_that_of_the_time_in_which_all_jobs_move_something():
     assert parts_of_bytes(records, [("a",), ("b",), ("c",)]) == {}
     apart = [progress("a", 1, 10), progress("a", 2, 20), progress("b", 3, 10), progress("b", 4, 20)]
     assert parts_of_bytes(apart, [("a",), ("b",)]) == {}
+    # A worker that forgets a quiet transfer begins it anew.
+    began = [{**record, "started": 0.0} for record in records]
+    for record in began:
+        if record["job"] == "b" and record["time"] > 2:
+            record |= {"started": 2.5, "served_bytes": record["served_bytes"] - 20}
+    assert parts_of_bytes(began, [("a",), ("b",)]) == {("a",): 0.75, ("b",): 0.25}
     # Two workers share the slots of their host: each carries one job at a time.
     in_turn = [{**record, "worker": {"a": "w", "b": "x"}[record["job"]]} for record in records]
     assert parts_of_bytes(in_turn, [("a",), ("b",)]) == {}

@@ -327,7 +327,7 @@ def bytes_carried(client: Client) -> dict[str, int]:
     ended = (record for record in plugin.log.since(0)[1] if record["kind"] == "job-ended")
     carried: dict[str, int] = {}
     for job in (*ended, *plugin.status()["jobs"]):
-        for transfer in job["transfers"]:
+        for transfer in (*job["transfers"], *([job["earlier_reported"]] if job["earlier"]["transfers"] else [])):
             for transport, count in transfer["transport"]["bytes"].items():
                 carried[transport] = carried.get(transport, 0) + count
     return carried

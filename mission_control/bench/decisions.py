@@ -17,6 +17,8 @@ UPDATE = 1_000
 ROUNDS = 21
 WORKERS = 10_000
 OVER = 10_000
+FINISHED, IDLE = 3_000, 100
+"""Transfers of one job that are over, each at as many workers."""
 GROUPS, WAITING, CHUNKS = 100, 1_000, 20_000
 
 
@@ -35,6 +37,10 @@ def measure() -> dict[str, Any]:
         {"what": f"{TASKS:,} tasks in updates of {UPDATE:,}, 2 inputs each", "seconds": graph()},
         {"what": f"{WORKERS:,} workers join one by one, each with its briefing", "seconds": joins()},
         {"what": f"one report of a worker, {JOBS:,} jobs with {TRANSFERS} active transfers each", "seconds": report()},
+        {
+            "what": f"one tick with {FINISHED:,} transfers that are over and {IDLE} workers without one",
+            "seconds": tick_after_finished(),
+        },
         {"what": "one task more in the graph of the first job", "seconds": graph_update(over=0)},
         {"what": f"the same after {OVER:,} jobs that are over", "seconds": graph_update(over=OVER)},
     ]
@@ -88,6 +94,28 @@ def report() -> float:
     for number in range(JOBS):
         made.handle(0.0, progress(number, 50))
     return (time.perf_counter() - began) / JOBS
+
+
+def tick_after_finished() -> float:
+    """Seconds of a tick that computes weights, after many transfers of a job that lives on."""
+    made = controller("job", policy="performance-centric")
+    own = {"environment": {"carriers": ["tcp"]}, "protocol": _native.PROTOCOL}
+    for worker in range(IDLE):
+        where = {"worker": f"w{worker}", "host": f"h{worker}", "address": f"h{worker}:1"}
+        made.handle(0.0, json.dumps({"event": "join", **where, **own}))
+    for number in range(FINISHED):
+        record = {"job": "job", "from": f"map-{number}", "to": f"reduce-{number}", "started": number}
+        for over in (False, True):
+            said = {**record, "asked_bytes": 100, "served_bytes": 100, "over": over}
+            for worker in range(IDLE):
+                report = {"number": 2 * number + 1 + over, "records": [said]}
+                made.handle(0.0, json.dumps({"event": "report", "worker": f"w{worker}", "report": report}))
+    samples = []
+    for now in range(ROUNDS):
+        began = time.perf_counter()
+        made.handle(now + 1.0, json.dumps({"event": "tick"}))
+        samples.append(time.perf_counter() - began)
+    return statistics.median(samples)
 
 
 def joins() -> float:

@@ -175,6 +175,9 @@ def print_explanation(job: dict[str, Any], policy: str) -> None:
         print(f"    pattern: {transfer['pattern']} ({transfer['evidence']})")
         print_facts(facts)
         print_peers(transfer)
+    if (earlier := job.get("earlier", {"transfers": 0}))["transfers"]:
+        moved = _native.format_bytes(earlier["served_bytes"])
+        print(f"  and {earlier['transfers']:,} earlier transfers, which moved {moved}")
     for shuffle in job.get("shuffles", ()):
         print(f"  shuffle {shuffle['shuffle']}: {rows_of(shuffle)}")
     print_chains(job)

@@ -87,16 +87,17 @@ class Series:
         self.weights: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self.shared = False
         """Whether several transfers had weights at once."""
-        served: dict[tuple[str, ...], float] = {}
+        served: dict[tuple[Any, ...], float] = {}
         totals: dict[str, float] = defaultdict(float)
         for record in progress:
             now, name = record["time"] - self.start, self.name_of(record)
-            key = (record["worker"], record["job"], record["from"], record["to"])
+            # A worker forgets a transfer that is quiet; what it reports later begins at 0, at another time.
+            key = (record["worker"], record["job"], record["from"], record["to"], record.get("started"))
             moved = record["served_bytes"] - record["local_bytes"]
             totals[name] += moved - served.get(key, 0)
             served[key] = moved
             self.curves.setdefault(name, []).append((now, totals[name]))
-            self.stages.setdefault(key[1:], [now, now])[1] = now
+            self.stages.setdefault(key[1:4], [now, now])[1] = now
             self.cpu[record["worker"]].append((now, record["cpu"]))
         for record in records:
             if record["kind"] == "decision" and record["command"] == "weights":

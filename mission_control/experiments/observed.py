@@ -109,14 +109,22 @@ def busiest_transfers(records: list[Record]) -> list[Key]:
 
 def fairness(records: list[Record]) -> dict[Key, float]:
     """Compute Jain's index of each transfer's receiver rates."""
-    last: dict[Key, dict[str, Record]] = {}
+    last: dict[Key, dict[str, dict[float, Record]]] = {}
     for record in records:
         if record["kind"] == "progress":
-            last.setdefault((record["job"], record["from"], record["to"]), {})[record["worker"]] = record
+            own = last.setdefault((record["job"], record["from"], record["to"]), {})
+            own.setdefault(record["worker"], {})[record["started"]] = record
     found = {}
     for key, workers in last.items():
         # Bytes that never left their worker do not count.
-        took = [(one["served_bytes"] - one["local_bytes"], one["started"], one["ended"]) for one in workers.values()]
+        took = [
+            (
+                sum(one["served_bytes"] - one["local_bytes"] for one in records_of.values()),
+                min(records_of),
+                max(one["ended"] for one in records_of.values()),
+            )
+            for records_of in workers.values()
+        ]
         rates = [moved / (ended - begun) for moved, begun, ended in took if moved and ended and ended > begun]
         if (index := jain(len(rates), sum(rates), sum(rate**2 for rate in rates))) is not None:
             found[key] = index
@@ -149,7 +157,7 @@ def parts_of_bytes(
     """
     hosts = hosts or {}
     at_address = {address_of(worker): host for worker, host in hosts.items()}
-    now: dict[Key, int] = {}
+    now: dict[tuple[Any, ...], int] = {}
     points: dict[str, dict[Key, list[tuple[float, int]]]] = {}
     for record in records:
         if record["kind"] == "progress":
@@ -159,7 +167,8 @@ def parts_of_bytes(
             if key is None:
                 continue
             host = hosts.get(worker, at_address.get(address_of(worker), address_of(worker)))
-            now[(host, *transfer, worker)] = record["served_bytes"] - record["local_bytes"]
+            # A worker forgets a transfer that is quiet; what it reports later begins at 0, at another time.
+            now[(host, *transfer, worker, record.get("started"))] = record["served_bytes"] - record["local_bytes"]
             total = sum(value for own, value in now.items() if own[: len(key) + 1] == (host, *key))
             if total:
                 points.setdefault(host, {}).setdefault(key, []).append((record["time"], total))

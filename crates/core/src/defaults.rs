@@ -97,6 +97,12 @@ pub const STORE_WORKING_PART: u64 = 4;
 pub const IDLE_MEMORY: Duration = Duration::from_secs(10);
 /// How often a worker reports its progress while bytes move.
 pub const REPORT_EVERY: Duration = Duration::from_millis(250);
+/// After a transfer has been quiet for this long, its worker forgets it; what it moved stays counted. Longer than the
+/// pause between two fetches of a task, so that few transfers begin anew.
+pub const FORGET_QUIET: Duration = Duration::from_secs(5);
+/// Transfers of a living job that the controller knows one by one. Of the others, the quiet ones with the oldest end, it
+/// knows the sum: a job may last as long as its client.
+pub const TRANSFERS_PER_JOB: usize = 1000;
 
 /// Rows of `docs/reference/defaults.md`: name, value, meaning.
 pub fn table() -> Vec<(&'static str, String, &'static str)> {
@@ -190,5 +196,15 @@ pub fn table() -> Vec<(&'static str, String, &'static str)> {
         ),
         ("idle memory", seconds(IDLE_MEMORY), "memory unused for this long is returned to the kernel"),
         ("report", seconds(REPORT_EVERY), "how often a worker reports progress while bytes move"),
+        (
+            "quiet",
+            seconds(FORGET_QUIET),
+            "a worker forgets a transfer that was quiet for this long; its bytes stay counted",
+        ),
+        (
+            "transfers of a job",
+            TRANSFERS_PER_JOB.to_string(),
+            "known one by one; of the others, those that ended first, the controller knows the sum",
+        ),
     ]
 }

@@ -32,6 +32,8 @@ pub struct Evidence {
     /// First receiver of each sampled part, and whether a second one came.
     takers: BTreeMap<(Arc<str>, u32), (Arc<str>, bool)>,
     receivers: std::collections::BTreeSet<Arc<str>>,
+    /// Receivers and sampled parts of before: only their numbers are known.
+    settled: (usize, usize),
     shared: u32,
     most_objects: u32,
     most_parts: u32,
@@ -56,9 +58,20 @@ impl Evidence {
         }
     }
 
-    /// Tasks that fetched.
+    /// Tasks that fetched. One that fetches again after [`Evidence::settle`] counts twice.
     pub fn receivers(&self) -> u32 {
-        self.receivers.len() as u32
+        (self.receivers.len() + self.settled.0) as u32
+    }
+
+    /// Parts of which it is known who took them.
+    fn parts(&self) -> usize {
+        self.takers.len() + self.settled.1
+    }
+
+    /// Keeps the counts, and forgets who took what: the transfer is quiet.
+    pub fn settle(&mut self) {
+        self.settled = (self.receivers() as usize, self.parts());
+        (self.receivers, self.takers) = Default::default();
     }
 
     /// Whether half of so many tasks have fetched, or as many as are remembered.
@@ -69,7 +82,7 @@ impl Evidence {
 
     /// The evidence, in words.
     pub fn words(&self) -> String {
-        let (receivers, parts, shared) = (self.receivers.len(), self.takers.len(), self.shared);
+        let (receivers, parts, shared) = (self.receivers(), self.parts(), self.shared);
         format!("{receivers} tasks fetched; {shared} of {parts} sampled parts went to several")
     }
 
@@ -77,11 +90,11 @@ impl Evidence {
     /// from many: gather; else one-to-one. One taker of a part of many-part objects is the first receiver of a shuffle;
     /// several that each take other objects, and these whole, are one gather after another, as in iterations.
     pub fn pattern(&self) -> Pattern {
-        if self.receivers.is_empty() {
+        if self.receivers() == 0 {
             Pattern::Unknown
-        } else if 2 * self.shared as usize >= self.takers.len() {
+        } else if 2 * self.shared as usize >= self.parts() {
             Pattern::Broadcast
-        } else if self.most_objects > 1 && self.most_parts > 1 && (self.takers.len() < 2 || self.receivers.len() > 1) {
+        } else if self.most_objects > 1 && self.most_parts > 1 && (self.parts() < 2 || self.receivers() > 1) {
             Pattern::Shuffle
         } else if self.most_objects > 1 {
             Pattern::Gather

@@ -22,6 +22,9 @@ pub struct TransferReport {
     pub fetches: u64,
     /// Bytes were in transit since the last report.
     pub moved: bool,
+    /// The last report of this record: its process forgets it. What moves later begins another, with another `started`.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub over: bool,
     /// Outstanding bytes, by the address of the worker that has them.
     pub waits_for: BTreeMap<String, u64>,
     /// Ranges under way.
@@ -40,6 +43,36 @@ pub struct TransferReport {
 }
 
 impl TransferReport {
+    /// Adds what another record of the same transfer says. Merged with others, the sum says the same as both.
+    pub fn absorb(&mut self, other: &TransferReport) {
+        self.asked_bytes += other.asked_bytes;
+        self.served_bytes += other.served_bytes;
+        self.local_bytes += other.local_bytes;
+        self.peer_bytes += other.peer_bytes;
+        self.fetches += other.fetches;
+        self.flows_peak = self.flows_peak.max(other.flows_peak);
+        self.refetches += other.refetches;
+        self.resumed += other.resumed;
+        self.busy += other.busy;
+        self.started = self.started.min(other.started);
+        self.ended = self.ended.max(other.ended);
+        let facts = &mut self.transport;
+        for (transport, bytes) in &other.transport.bytes {
+            *facts.bytes.entry(*transport).or_default() += bytes;
+        }
+        if let Some(chosen) = other.transport.chosen
+            && facts.chosen.is_none_or(|own| facts.bytes.get(&own) < facts.bytes.get(&chosen))
+        {
+            let TransportFacts { reason, planned, .. } = other.transport.clone();
+            (facts.chosen, facts.reason, facts.planned) = (Some(chosen), reason, planned);
+        }
+        facts.observed.add(&other.transport.observed);
+        let room = NEGOTIATED_MAX.saturating_sub(facts.negotiated.len());
+        let new = other.transport.negotiated.difference(&facts.negotiated).take(room).cloned().collect::<Vec<_>>();
+        facts.negotiated.extend(new);
+        facts.fallbacks.extend(other.transport.fallbacks.iter().cloned());
+    }
+
     pub fn transfer(&self) -> TransferId {
         TransferId { job: self.job.as_str().into(), from: self.from.as_str().into(), to: self.to.as_str().into() }
     }

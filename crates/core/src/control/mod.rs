@@ -331,6 +331,7 @@ impl Controller {
                     let message = Message { probe_ecn: addresses.collect(), ..Message::default() };
                     self.tell(&worker, message.into(), commands);
                 }
+                mission::Command::Forgotten { transfer } => self.transfers.forget_one(&transfer),
                 mission::Command::Weights { .. } => commands.push(record(Record::Decision(command))),
                 mission::Command::Own { ref worker, .. } => {
                     commands.push(record(Record::Decision(command.clone())));

@@ -53,6 +53,9 @@ pub struct JobNow {
     /// Results that were lost with their objects.
     pub recomputed: u64,
     pub transfers: Vec<TransferNow>,
+    /// What is known of transfers that are only in the sum ([`JobStatus::earlier`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub earlier_reported: Option<Merged>,
     /// Of the engine's own.
     #[serde(default)]
     pub shuffles: Vec<ShuffleNow>,
@@ -161,7 +164,8 @@ impl Controller {
             let shuffles = self.shuffles.of(&status.job);
             let chains = chains.remove(&status.job).unwrap_or_default();
             let recomputed = self.recomputed.get(&status.job).copied().unwrap_or(0);
-            JobNow { recomputed, transfers, shuffles, chains, status }
+            let earlier_reported = self.transfers.earlier(&status.job);
+            JobNow { recomputed, transfers, earlier_reported, shuffles, chains, status }
         };
         self.mission.status().into_iter().filter(wanted).map(now).collect()
     }

@@ -77,12 +77,27 @@ pub struct Progress {
 #[derive(Default)]
 pub struct Transfers {
     reports: BTreeMap<TransferId, Reported>,
+    /// The number of each worker's newest report with a record that is over. What an older one says of a transfer that
+    /// the worker does not report any more came late: it is counted already.
+    closed: BTreeMap<WorkerId, u64>,
+    /// Of each job, what is known of transfers that ended long ago.
+    earlier: BTreeMap<JobId, TransferReport>,
+}
+
+/// What a report of a transfer says that was not known.
+enum Learned {
+    Nothing,
+    New,
+    /// And the worker had forgotten this record of it, which nobody has heard.
+    After(Box<TransferReport>),
 }
 
 #[derive(Default)]
 struct Reported {
     /// With the number of the report that it was in.
     by_worker: BTreeMap<WorkerId, (u64, TransferReport)>,
+    /// The sum of records that are over.
+    past: Option<Box<TransferReport>>,
     /// The merged report, until a new one arrives.
     merged: Option<Merged>,
     /// When the last new report arrived.
@@ -90,33 +105,80 @@ struct Reported {
 }
 
 impl Transfers {
-    /// Takes report `number` of a transfer; false if it is not new.
+    /// Takes report `number` of a transfer.
     fn learn(
         &mut self,
         now: Time,
         transfer: &TransferId,
         (worker, number): (&WorkerId, u64),
         report: TransferReport,
-    ) -> bool {
+    ) -> Learned {
+        let closed = self.closed.get(worker).copied().unwrap_or(0);
+        let known = self.reports.get(transfer).is_some_and(|own| own.by_worker.contains_key(worker));
+        if !known && (number < closed || report.over && number == closed) {
+            return Learned::Nothing;
+        }
         let own = self.reports.entry(transfer.clone()).or_default();
+        let mut learned = Learned::New;
         if let Some((last, said)) = own.by_worker.get_mut(worker) {
             if *last > number {
-                return false; // it came late
+                return Learned::Nothing; // it came late
             }
             *last = number;
             if *said == report {
-                return false;
+                return Learned::Nothing;
+            }
+            if said.started != report.started {
+                // The report that the other record is over was lost.
+                let before = std::mem::take(said);
+                own.past(&before);
+                learned = Learned::After(Box::new(before));
             }
         }
-        own.by_worker.insert(worker.clone(), (number, report));
+        if report.over {
+            own.by_worker.remove(worker);
+            own.past(&report);
+            if own.by_worker.is_empty() {
+                // An empty map keeps a node, with room for eleven reports.
+                own.by_worker = BTreeMap::new();
+            }
+        } else {
+            own.by_worker.insert(worker.clone(), (number, report));
+        }
         (own.merged, own.moved_at) = (None, now);
-        true
+        learned
     }
 
     /// All workers' reports of a transfer, merged.
     pub fn merged(&mut self, transfer: &TransferId) -> Merged {
         let Some(own) = self.reports.get_mut(transfer) else { return Merged::of([]) };
-        own.merged.get_or_insert_with(|| Merged::of(own.by_worker.values().map(|(_, report)| report))).clone()
+        let now = own.by_worker.values().map(|(_, report)| report);
+        own.merged.get_or_insert_with(|| Merged::of(own.past.as_deref().into_iter().chain(now))).clone()
+    }
+
+    /// This report had records that are over.
+    fn closes(&mut self, worker: &WorkerId, number: u64) {
+        let closed = self.closed.entry(worker.clone()).or_default();
+        *closed = number.max(*closed);
+    }
+
+    /// What is known of a job's transfers that ended long ago.
+    pub fn earlier(&self, job: &JobId) -> Option<Merged> {
+        self.earlier.get(job).map(|sum| Merged::of([sum]))
+    }
+
+    /// A transfer ended long ago: it is only in the sum of its job.
+    pub fn forget_one(&mut self, transfer: &TransferId) {
+        let Some(mut own) = self.reports.remove(transfer) else { return };
+        for (_, report) in std::mem::take(&mut own.by_worker).into_values() {
+            own.past(&report); // of workers that are gone
+        }
+        if let Some(past) = own.past {
+            match self.earlier.get_mut(&transfer.job) {
+                Some(sum) => sum.absorb(&past),
+                None => _ = self.earlier.insert(transfer.job.clone(), *past),
+            }
+        }
     }
 
     /// When the last new report of a transfer arrived.
@@ -126,10 +188,12 @@ impl Transfers {
 
     pub fn forget(&mut self, job: &JobId) {
         self.reports.retain(|transfer, _| transfer.job != *job);
+        self.earlier.remove(job);
     }
 
     /// A worker is gone: it has no active ranges; what it has received stays counted.
     pub fn worker_gone(&mut self, worker: &WorkerId) {
+        self.closed.remove(worker);
         for own in self.reports.values_mut() {
             if let Some((number, report)) = own.by_worker.get_mut(worker) {
                 // Another process may have its name from now on.
@@ -142,6 +206,19 @@ impl Transfers {
 
     pub fn len(&self) -> usize {
         self.reports.len()
+    }
+}
+
+impl Reported {
+    /// A record is over.
+    fn past(&mut self, record: &TransferReport) {
+        match &mut self.past {
+            Some(past) => past.absorb(record),
+            None => {
+                let ended = TransferReport { moved: false, flows: 0, waits_for: BTreeMap::new(), ..record.clone() };
+                self.past = Some(Box::new(ended));
+            }
+        }
     }
 }
 
@@ -180,35 +257,38 @@ impl Controller {
                 self.decide(now, mission::Event::Asked { transfer, asked }, commands);
             }
         }
+        let mut closes = false;
         for own in records {
             let transfer = own.transfer();
             // Late reports on a job that is over would keep it for ever, or be counted for the next one of its name.
-            if !self.is_known(&transfer.job)
-                || self.sessions.is_of_one_before(worker, &transfer.job, number)
-                || !self.transfers.learn(now, &transfer, (worker, number), own.clone())
-            {
+            if !self.is_known(&transfer.job) || self.sessions.is_of_one_before(worker, &transfer.job, number) {
                 continue;
             }
+            closes |= own.over;
+            let before = match self.transfers.learn(now, &transfer, (worker, number), own.clone()) {
+                Learned::Nothing => continue,
+                Learned::New => None,
+                Learned::After(before) => Some(*before),
+            };
             if *transfer.to == *HAND_OVER {
                 self.hand_over_moves(now, worker);
             }
-            let TransferReport {
-                asked_bytes, served_bytes, local_bytes, flows, started, ended, moved, waits_for, ..
-            } = own;
-            let waits_for = waits_for.into_iter().map(|(address, bytes)| (Arc::from(address), bytes)).collect();
-            let (worker, id) = (worker.clone(), transfer.clone());
-            let event = mission::Event::Progress {
-                worker: worker.clone(),
-                transfer: id,
-                asked_bytes,
-                served_bytes,
-                moved,
-                waits_for,
-            };
-            self.decide(now, event, commands);
+            for (own, over) in before.map(|before| (before, true)).into_iter().chain([(own.clone(), own.over)]) {
+                let TransferReport { asked_bytes, served_bytes, moved, waits_for, .. } = own;
+                let waits_for = waits_for.into_iter().map(|(address, bytes)| (Arc::from(address), bytes)).collect();
+                let (worker, transfer) = (worker.clone(), transfer.clone());
+                let event =
+                    mission::Event::Progress { worker, transfer, asked_bytes, served_bytes, moved, waits_for, over };
+                self.decide(now, event, commands);
+            }
+            let TransferReport { asked_bytes, served_bytes, local_bytes, flows, started, ended, .. } = own;
+            let worker = worker.clone();
             let progress =
                 Progress { worker, transfer, cpu, asked_bytes, served_bytes, local_bytes, flows, started, ended };
             commands.push(record(Record::Progress(progress)));
+        }
+        if closes {
+            self.transfers.closes(worker, number);
         }
         if let Some(job) = last_of {
             self.sessions.last_words(now, worker, &job, number);

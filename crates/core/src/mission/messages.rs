@@ -56,6 +56,9 @@ pub enum Event {
         /// Outstanding bytes by source: the address on which its objects are fetched, as far as that is known.
         #[serde(default)]
         waits_for: BTreeMap<Arc<str>, u64>,
+        /// The worker forgets its record: what it reports later of this transfer does not count these bytes.
+        #[serde(default)]
+        over: bool,
     },
     /// The engine has a new task, after its inputs; tasks are numbered by the caller. Unknown inputs are ignored.
     TaskAdded {
@@ -117,6 +120,8 @@ pub enum Command {
     Own { worker: WorkerId, environment: Environment },
     /// To every worker: many receive the same parts in this transfer, and serve one another ([`crate::swarm`]).
     Broadcast { transfer: TransferId },
+    /// To the caller itself: this transfer ended long ago, and is only in the sum of its job ([`Earlier`]).
+    Forgotten { transfer: TransferId },
     /// The job is refused, before a byte moves.
     Refuse { job: JobId, reason: String },
     /// To this worker: have the others send to it at the same time ([`crate::ecn`]), and report by
@@ -168,6 +173,17 @@ pub struct JobStatus {
     pub plan: Option<FlightPlan>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub transfers: Vec<TransferStatus>,
+    /// Of transfers that were forgotten one by one.
+    #[serde(default)]
+    pub earlier: Earlier,
+}
+
+/// The sum of transfers that ended long ago.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Earlier {
+    pub transfers: u64,
+    pub asked_bytes: u64,
+    pub served_bytes: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

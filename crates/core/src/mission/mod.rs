@@ -7,7 +7,7 @@ mod messages;
 mod transfer;
 mod weights;
 
-pub use messages::{Command, Event, Guide, JobStatus, TransferStatus, TransferWeight, Weight};
+pub use messages::{Command, Earlier, Event, Guide, JobStatus, TransferStatus, TransferWeight, Weight};
 
 use crate::cluster::Cluster;
 use crate::defaults;
@@ -17,9 +17,9 @@ use crate::graph::Graph;
 use crate::policy::{self, Policy};
 use crate::shares::{FlowsPerHost, Share};
 use crate::standing::Standing;
-use crate::types::{Encryption, JobId, JobSpec, TransferId, check_priority};
+use crate::types::{Encryption, JobId, JobSpec, TransferId, WorkerId, check_priority};
 use crate::units::Time;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use transfer::{Progress, Transfer};
 use weights::is_external;
@@ -58,12 +58,56 @@ struct Job {
     admitted_at: Time,
     plan: Option<FlightPlan>,
     refused: Option<String>,
-    transfers: BTreeMap<(Arc<str>, Arc<str>), Transfer>,
+    transfers: BTreeMap<Stages, Transfer>,
+    /// Transfers that may be forgotten, unless they have stirred since; the first that ended comes first.
+    quiet: VecDeque<Stages>,
+    earlier: Earlier,
 }
+
+/// The stages that a transfer comes from and goes to.
+type Stages = (Arc<str>, Arc<str>);
 
 impl Job {
     fn active(&self) -> bool {
         self.transfers.values().any(Transfer::active)
+    }
+
+    fn worker_left(&mut self, worker: &WorkerId, commands: &mut Vec<Command>) {
+        for (stages, own) in &mut self.transfers {
+            own.learn(worker, None);
+            if own.is_quiet() && !own.listed {
+                own.listed = true;
+                self.quiet.push_back(stages.clone());
+            }
+        }
+        self.forget(commands);
+    }
+
+    /// A worker has forgotten its record of a transfer.
+    fn settle(&mut self, stages: Stages) {
+        if let Some(own) = self.transfers.get_mut(&stages).filter(|own| own.is_quiet() && !own.listed) {
+            own.listed = true;
+            self.quiet.push_back(stages);
+        }
+    }
+
+    /// Keeps no more transfers than a job may have, besides those that are under way.
+    fn forget(&mut self, commands: &mut Vec<Command>) {
+        while self.transfers.len() > defaults::TRANSFERS_PER_JOB
+            && let Some(oldest) = self.quiet.pop_front()
+        {
+            let Some(own) = self.transfers.get_mut(&oldest) else { continue };
+            own.listed = false;
+            if own.is_quiet() {
+                let (asked, served) = own.totals();
+                self.earlier.transfers += 1;
+                self.earlier.asked_bytes = self.earlier.asked_bytes.wrapping_add(asked);
+                self.earlier.served_bytes = self.earlier.served_bytes.wrapping_add(served);
+                self.transfers.remove(&oldest);
+                let transfer = TransferId { job: self.spec.job.clone(), from: oldest.0, to: oldest.1 };
+                commands.push(Command::Forgotten { transfer });
+            }
+        }
     }
 }
 
@@ -134,9 +178,7 @@ impl MissionController {
             Event::WorkerLeft { worker } => {
                 let changed = self.cluster.leave(&worker);
                 self.prober.changed();
-                for transfer in self.jobs.values_mut().flat_map(|job| job.transfers.values_mut()) {
-                    transfer.left += transfer.learn(&worker, None).served;
-                }
+                self.jobs.values_mut().for_each(|job| job.worker_left(&worker, commands));
                 if changed {
                     self.plan_all(commands);
                 }
@@ -181,19 +223,27 @@ impl MissionController {
                 self.graph.forget(task);
                 return Ok(());
             }
-            Event::Progress { worker, transfer, asked_bytes, served_bytes, moved, waits_for } => {
+            Event::Progress { worker, transfer: id, asked_bytes, served_bytes, moved, waits_for, over } => {
                 let host = Some(self.cluster.host_of(&worker).unwrap_or(&worker).clone());
                 let at = |(address, bytes): (Arc<str>, u64)| {
                     let host = self.cluster.host_at(&address).cloned();
                     (host.unwrap_or(address), bytes)
                 };
                 let waits_for = waits_for.into_iter().map(at).collect();
-                let transfer = self.transfer(now, &transfer);
+                let transfer = self.transfer(now, &id);
                 transfer.stirs(now);
                 let before = transfer.active();
                 let progress = Progress { asked: asked_bytes, served: served_bytes, moved, host, waits_for };
                 transfer.learn(&worker, Some(progress));
-                before != transfer.active()
+                if over {
+                    transfer.learn(&worker, None);
+                }
+                let changed = before != transfer.active();
+                if over && let Some(job) = self.jobs.get_mut(&id.job) {
+                    job.settle((id.from, id.to));
+                    job.forget(commands);
+                }
+                changed
             }
             Event::Policy { policy } => {
                 let new = policy::policy(&policy)?;
@@ -325,6 +375,7 @@ impl MissionController {
                 refused: job.refused.clone(),
                 plan: job.plan.clone(),
                 transfers,
+                earlier: job.earlier,
             }
         };
         jobs.into_iter().map(status).collect()
@@ -356,8 +407,17 @@ impl MissionController {
         } else {
             let arrival = self.arrivals;
             self.arrivals += 1;
-            let transfers = BTreeMap::new();
-            let new = Job { spec, arrival, arrived_at: now, admitted_at: now, plan: None, refused: None, transfers };
+            let new = Job {
+                spec,
+                arrival,
+                arrived_at: now,
+                admitted_at: now,
+                plan: None,
+                refused: None,
+                transfers: BTreeMap::new(),
+                quiet: VecDeque::new(),
+                earlier: Earlier::default(),
+            };
             self.jobs.insert(job.clone(), new);
         }
         let hosts = self.kinds();
@@ -373,7 +433,9 @@ impl MissionController {
             let before = transfer.pattern();
             transfer.classified = Some(classified);
             changed |= transfer.active() && before != transfer.pattern();
+            let job = id.job.clone();
             transfer.announce(id, commands);
+            self.jobs.get_mut(&job).expect("it has a transfer").forget(commands);
         }
         changed
     }
@@ -390,7 +452,9 @@ impl MissionController {
         }
         let job = self.jobs.get_mut(&id.job).expect("it has just arrived");
         let arrivals = &mut self.arrivals;
-        job.transfers.entry((id.from.clone(), id.to.clone())).or_insert_with(|| {
+        let quiet = &mut job.quiet;
+        job.transfers.entry((id.from.clone(), id.to.clone())).or_insert_with_key(|stages| {
+            quiet.push_back(stages.clone());
             *arrivals += 1;
             Transfer::new(*arrivals - 1, now)
         })

@@ -20,7 +20,7 @@ fn transfer(job: &str) -> TransferId {
 
 fn progress(job: &str, asked_bytes: u64, served_bytes: u64) -> Event {
     let (worker, waits_for) = ("w".into(), BTreeMap::new());
-    Event::Progress { worker, transfer: transfer(job), asked_bytes, served_bytes, moved: false, waits_for }
+    Event::Progress { worker, transfer: transfer(job), asked_bytes, served_bytes, moved: false, waits_for, over: false }
 }
 
 /// Flows of ten, by job, if the last command sends new shares.

@@ -19,8 +19,14 @@ pub(super) struct Transfer {
     /// The workers know that it is a broadcast.
     pub(super) announced: bool,
     pub(super) progress: BTreeMap<WorkerId, Progress>,
-    /// Totals of workers that left.
-    pub(super) left: u64,
+    /// Bytes of workers that left, and of records that are over.
+    left: u64,
+    /// Over `progress`: bytes that were requested and that came, and workers where something is under way.
+    asked: u64,
+    served: u64,
+    moving: usize,
+    /// It is among those of its job that may be forgotten.
+    pub(super) listed: bool,
     /// Outstanding bytes, by the hosts that receive and that send them: sums over `progress`.
     pub(super) to_receive: BTreeMap<HostId, u64>,
     pub(super) to_send: BTreeMap<HostId, u64>,
@@ -39,6 +45,12 @@ pub(super) struct Progress {
     pub(super) waits_for: Vec<(HostId, u64)>,
 }
 
+impl Progress {
+    fn is_active(&self) -> bool {
+        self.served < self.asked || self.moved
+    }
+}
+
 impl Transfer {
     pub(super) fn new(arrival: u64, now: Time) -> Transfer {
         Transfer {
@@ -49,16 +61,25 @@ impl Transfer {
             announced: false,
             progress: BTreeMap::new(),
             left: 0,
+            asked: 0,
+            served: 0,
+            moving: 0,
+            listed: true,
             to_receive: BTreeMap::new(),
             to_send: BTreeMap::new(),
             measured: (now, 0, 0.0),
         }
     }
 
-    /// Replaces a worker's report; `None` if the worker is gone.
-    pub(super) fn learn(&mut self, worker: &WorkerId, new: Option<Progress>) -> Progress {
+    /// Replaces a worker's report; `None` if the worker is gone, or forgets its record.
+    pub(super) fn learn(&mut self, worker: &WorkerId, new: Option<Progress>) {
+        let leaves = new.is_none();
         let before = match new {
             Some(new) => {
+                // A worker may say anything: sums wrap, and come back with what it says next.
+                self.asked = self.asked.wrapping_add(new.asked);
+                self.served = self.served.wrapping_add(new.served);
+                self.moving += usize::from(new.is_active());
                 if let Some(host) = &new.host {
                     *self.to_receive.entry(host.clone()).or_default() += new.asked.saturating_sub(new.served);
                 }
@@ -70,6 +91,12 @@ impl Transfer {
             None => self.progress.remove(worker),
         };
         let before = before.unwrap_or_default();
+        self.asked = self.asked.wrapping_sub(before.asked);
+        self.served = self.served.wrapping_sub(before.served);
+        self.moving -= usize::from(before.is_active());
+        if leaves {
+            self.left = self.left.wrapping_add(before.served);
+        }
         let mut less = |sums: fn(&mut Transfer) -> &mut BTreeMap<HostId, u64>, host: &HostId, bytes: u64| {
             if let Some(sum) = sums(self).get_mut(host) {
                 *sum = sum.saturating_sub(bytes);
@@ -79,16 +106,28 @@ impl Transfer {
             less(|own| &mut own.to_receive, host, before.asked.saturating_sub(before.served));
         }
         before.waits_for.iter().for_each(|(host, bytes)| less(|own| &mut own.to_send, host, *bytes));
-        before
+        if self.is_quiet() {
+            // What counts for its pattern is known by now.
+            self.evidence.settle();
+            // An empty map keeps a node.
+            self.progress.clear();
+            self.to_receive.clear();
+            self.to_send.clear();
+        }
     }
 
+    /// Bytes that were requested, and that came.
     pub(super) fn totals(&self) -> (u64, u64) {
-        let (asked, served) = self.progress.values().fold((0, 0), |sum, own| (sum.0 + own.asked, sum.1 + own.served));
-        (asked + self.left, served + self.left)
+        (self.asked.wrapping_add(self.left), self.served.wrapping_add(self.left))
     }
 
     pub(super) fn active(&self) -> bool {
-        self.progress.values().any(|own| own.served < own.asked || own.moved)
+        self.moving > 0
+    }
+
+    /// No worker knows anything of it, yet or any more.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.progress.is_empty()
     }
 
     /// Bytes were requested, or have moved. The rate is measured from then on; an idle transfer has none.

@@ -6,6 +6,7 @@ mod one_host;
 use super::*;
 use crate::parts::Wanted;
 use mission_core::flight::FlightPlan;
+use mission_core::report::TransferReport;
 use mission_core::types::{TransferId, Transport};
 use std::collections::BTreeSet;
 use std::net::TcpListener;
@@ -537,7 +538,9 @@ fn an_interrupted_fetch_ends_and_says_so() {
 fn a_transport_is_replaced_at_half_of_a_transfer_and_nothing_is_lost_or_comes_twice() {
     use mission_core::flight::{Leg, Reach};
     let token = crate::auth::random::<16>();
-    let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+    // So slow that the second half is still to come when the other thread gets its turn on a busy machine.
+    let slow = Settings { send_limit: Some(64 << 20), ..settings(&token, u64::MAX, None) };
+    let (owner, reader) = (Endpoint::new(slow).unwrap(), endpoint(&token, u64::MAX, None));
     let job = JobId::from("job");
     let data: Vec<u8> = data().iter().cycle().take(64 << 20).copied().collect();
     let id = owner.put(&[&data], &job, &demand(Transport::Tcp, Encryption::None)).unwrap();
@@ -560,7 +563,7 @@ fn a_transport_is_replaced_at_half_of_a_transfer_and_nothing_is_lost_or_comes_tw
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while reader.fetcher.transfers().first().is_none_or(|first| first.served_bytes < 24 << 20) {
-                std::hint::spin_loop();
+                std::thread::sleep(std::time::Duration::from_millis(1));
             }
             reader.fetcher.command(plan(Transport::Tls, Encryption::Opportunistic));
         });
@@ -573,6 +576,36 @@ fn a_transport_is_replaced_at_half_of_a_transfer_and_nothing_is_lost_or_comes_tw
     assert_eq!(record.served_bytes, data.len() as u64);
     let carried = &record.transport.bytes;
     assert_eq!(carried.values().sum::<u64>(), data.len() as u64);
-    // When the other thread gets to it is the machine's affair.
     assert!(carried.len() == 2, "{carried:?}");
+}
+
+/// R3: a record of each transfer stayed as long as its job.
+#[test]
+fn a_transfer_that_is_quiet_is_reported_a_last_time_and_forgotten() {
+    let token = crate::auth::random::<16>();
+    let demands = demand(Transport::Tcp, Encryption::None);
+    let (owner, reader) = (endpoint(&token, u64::MAX, None), endpoint(&token, u64::MAX, None));
+    let object = owner.put(&[&[7; 1000]], &"job".into(), &demands).unwrap();
+    let fetch = || reader.fetch(request(vec![wanted(&owner, object, 0, 1000)], demands), || false).unwrap();
+    let reported = || {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let mut all = Vec::new();
+        while !all.last().is_some_and(|last: &TransferReport| last.over) {
+            assert!(std::time::Instant::now() < deadline, "it is forgotten");
+            if reader.fetcher.has_news() {
+                all.extend(reader.fetcher.report().unwrap_or_default());
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        all
+    };
+    fetch();
+    let first = reported();
+    assert!(first.iter().all(|own| own.served_bytes == 1000) && !first[first.len() - 2].moved, "{first:?}");
+    assert!(reader.fetcher.transfers().is_empty() && reader.fetcher.report().is_none());
+    // It begins anew.
+    fetch();
+    let second = reported();
+    assert_eq!(second.last().unwrap().served_bytes, 1000);
+    assert!(second.last().unwrap().started > first.last().unwrap().ended);
 }

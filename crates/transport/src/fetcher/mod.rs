@@ -95,8 +95,12 @@ struct State {
     /// What each job's transfers weigh together.
     weights: BTreeMap<JobId, f64>,
     transfers: BTreeMap<TransferId, TransferReport>,
-    /// Transfers that the last report called active.
+    /// Transfers that may have changed since the last report, and those that it called active.
+    stirred: BTreeSet<TransferId>,
     said_moved: BTreeSet<TransferId>,
+    /// Transfers that were reported to move no more: since when, and the end that their records had. The first comes
+    /// first.
+    quiet: VecDeque<(Instant, f64, TransferId)>,
     /// Transfers whose parts many processes receive.
     broadcasts: BTreeSet<TransferId>,
     /// Objects whose owners are gone, and why; names of objects are not reused.
@@ -170,7 +174,9 @@ impl Fetcher {
             groups: HashMap::new(),
             weights: BTreeMap::new(),
             transfers: BTreeMap::new(),
+            stirred: BTreeSet::new(),
             said_moved: BTreeSet::new(),
+            quiet: VecDeque::new(),
             broadcasts: BTreeSet::new(),
             lost: BTreeMap::new(),
             lost_first: VecDeque::new(),

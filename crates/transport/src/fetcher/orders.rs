@@ -39,6 +39,7 @@ impl Fetcher {
             | mission::Command::Weigh { .. }
             | mission::Command::Weights { .. }
             | mission::Command::ProbeEcn { .. }
+            | mission::Command::Forgotten { .. }
             | mission::Command::Invalid { .. } => {}
         }
     }
@@ -76,7 +77,9 @@ impl Fetcher {
         state.groups.remove(&group);
         self.shared.handle(&mut state, Event::Forget { group });
         state.transfers.retain(|id, _| id.job != *job);
+        state.stirred.retain(|id| id.job != *job);
         state.said_moved.retain(|id| id.job != *job);
+        state.quiet.retain(|(.., id)| id.job != *job);
         state.broadcasts.retain(|id| id.job != *job);
         let closed = state.connections.forget_job(job);
         drop(state);

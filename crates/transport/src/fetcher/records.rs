@@ -1,7 +1,9 @@
 //! What each transfer requested and received, for the Mission Controller.
 
 use super::{Fetcher, Shared, State};
+use crate::clock::lasting;
 use crate::parts::Wanted;
+use mission_core::defaults::FORGET_QUIET;
 use mission_core::host::fetches::Tally;
 use mission_core::report::TransferReport;
 use mission_core::types::TransferId;
@@ -34,7 +36,8 @@ impl Fetcher {
     pub fn report(&self) -> Option<Vec<TransferReport>> {
         let mut state = self.shared.lock();
         if !std::mem::take(&mut state.changed) {
-            return None;
+            let records = state.forget_quiet();
+            return (!records.is_empty()).then_some(records);
         }
         // The list of what fetches wait for is long, and policies read it once a second.
         let says_waits = state.waits_said.is_none_or(|said| said.elapsed() >= WAITS_EVERY);
@@ -51,30 +54,34 @@ impl Fetcher {
             state.waits_said = Some(Instant::now());
         }
         let (mut records, mut moved) = (Vec::new(), BTreeSet::new());
-        let State { transfers, said_moved, .. } = &mut *state;
-        for (transfer, record) in transfers {
-            match waits.remove(transfer) {
+        let State { transfers, stirred, said_moved, quiet, .. } = &mut *state;
+        stirred.append(said_moved);
+        for transfer in std::mem::take(stirred) {
+            let Some(record) = transfers.get_mut(&transfer) else { continue };
+            match waits.remove(&transfer) {
                 Some(waits) if says_waits => record.waits_for = waits,
                 Some(_) => {}
                 None => record.waits_for.clear(),
             }
-            if record.moved || said_moved.contains(transfer) {
-                records.push(record.clone());
-            }
+            records.push(record.clone());
             if record.moved {
-                moved.insert(transfer.clone());
                 record.moved = record.flows > 0;
+                moved.insert(transfer);
+            } else {
+                quiet.push_back((Instant::now(), record.ended, transfer));
             }
         }
+        records.extend(state.forget_quiet());
         // Report it once more, so that the Mission Controller learns that nothing moves any more.
         state.changed = !moved.is_empty();
         state.said_moved = moved;
         Some(records)
     }
 
-    /// Whether some transfer has changed since the last report.
+    /// Whether some transfer has changed since the last report, or has been quiet for long.
     pub fn has_news(&self) -> bool {
-        self.shared.lock().changed
+        let state = self.shared.lock();
+        state.changed || state.is_quiet_long()
     }
 
     pub fn transfers(&self) -> Vec<TransferReport> {
@@ -83,8 +90,34 @@ impl Fetcher {
 }
 
 impl State {
+    fn is_quiet_long(&self) -> bool {
+        self.quiet.front().is_some_and(|(since, ..)| since.elapsed() >= lasting(FORGET_QUIET))
+    }
+
+    /// Takes out the records of transfers that have been quiet for long: their last reports.
+    fn forget_quiet(&mut self) -> Vec<TransferReport> {
+        let mut over = Vec::new();
+        while self.is_quiet_long()
+            && let Some((_, ended, transfer)) = self.quiet.pop_front()
+        {
+            // What has moved since comes again later. One that still waits for bytes moves none.
+            let is_over = |record: &TransferReport| {
+                record.ended == ended && !record.moved && record.flows == 0 && record.asked_bytes == record.served_bytes
+            };
+            if self.transfers.get(&transfer).is_some_and(is_over)
+                && let Some(record) = self.transfers.remove(&transfer)
+            {
+                over.push(TransferReport { over: true, waits_for: BTreeMap::new(), ..record });
+            }
+        }
+        over
+    }
+
     pub(super) fn record(&mut self, transfer: &TransferId) -> &mut TransferReport {
         self.changed = true;
+        if !self.stirred.contains(transfer) {
+            self.stirred.insert(transfer.clone());
+        }
         let record = self.transfers.entry(transfer.clone()).or_insert_with(|| TransferReport {
             job: transfer.job.to_string(),
             from: transfer.from.to_string(),

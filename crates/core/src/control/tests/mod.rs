@@ -6,6 +6,7 @@ mod handover;
 mod jobs;
 mod service;
 mod streams;
+mod transfers;
 mod workers;
 
 use super::jobs::inputs_first;

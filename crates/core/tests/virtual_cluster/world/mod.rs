@@ -536,6 +536,11 @@ impl World {
                     self.outbox.seen(&id, self.workers[id].inbox.last());
                     for (transfer, (asked_bytes, served_bytes)) in self.workers[id].asked.clone() {
                         let (worker, moved) = (format!("w{id}").into(), false);
+                        // A quiet record is forgotten at some time; its bytes stay counted.
+                        let over = asked_bytes == served_bytes && self.chance() < 0.2;
+                        if over {
+                            self.workers[id].asked.remove(&transfer);
+                        }
                         self.mission(mission::Event::Progress {
                             worker,
                             transfer,
@@ -543,6 +548,7 @@ impl World {
                             served_bytes,
                             moved,
                             waits_for: BTreeMap::new(),
+                            over,
                         });
                     }
                 }
