@@ -42,12 +42,11 @@ pub enum Event {
         source: SourceId,
         legs: u8,
     },
-    /// A piece of a fetch lies with this source too.
+    /// Pieces of a fetch lie with these sources too.
     Found {
         fetch: FetchId,
-        piece: u32,
-        source: SourceId,
-        one_run: bool,
+        pieces: Vec<(u32, SourceId)>,
+        one_run: BTreeSet<SourceId>,
     },
     Forget {
         group: GroupId,
@@ -138,8 +137,8 @@ impl Process {
             Event::Reaches { group, source, legs } => {
                 self.steps.push_back(Step::Fetches(fetches::Event::Reaches { group, source, legs }));
             }
-            Event::Found { fetch, piece, source, one_run } => {
-                self.steps.push_back(Step::Fetches(fetches::Event::Found { fetch, piece, source, one_run }));
+            Event::Found { fetch, pieces, one_run } => {
+                self.steps.push_back(Step::Fetches(fetches::Event::Found { fetch, pieces, one_run }));
             }
             Event::Forget { group } => self.steps.push_back(Step::Fetches(fetches::Event::Forget { group })),
             Event::Abandon { fetch, error } => {
@@ -817,6 +816,38 @@ mod tests {
         let said = host.event(Event::Ended { run: tried, outcome: Outcome::Connected });
         assert!(matches!(&said[..], [Command::Finished { result: Err(own), .. }] if *own == error), "{said:?}");
         assert!(host.process.is_idle());
+    }
+
+    /// R5: each piece that had moved cost a walk through all that waited, under the fetcher's only lock.
+    #[test]
+    fn many_pieces_whose_object_has_moved_come_from_its_new_place() {
+        const PIECES: u32 = 100_000;
+        let mut host = Alone::new(4);
+        host.connects = false;
+        let pieces: Vec<Piece> = (0..PIECES).map(|_| piece(4, &[1])).collect();
+        let tried = connects(&host.ask(&pieces, 9))[0];
+        let found = (0..PIECES).map(|piece| (piece, 2)).collect();
+        assert!(host.event(Event::Found { fetch: 1, pieces: found, one_run: BTreeSet::new() }).is_empty());
+        host.connects = true;
+        let mut queue: VecDeque<Command> = host.event(Event::Ended { run: tried, outcome: refused() }).into();
+        let mut came = vec![false; PIECES as usize];
+        while !host.process.is_idle() {
+            let Some(command) = queue.pop_front() else {
+                queue.extend(host.pass(Duration::from_millis(500)));
+                continue;
+            };
+            let Command::Run(run) = command else { continue };
+            // Half of them do not lie there either, but with the first source.
+            let outcome = match run.source {
+                2 if run.piece % 2 == 1 => gone(),
+                _ => {
+                    assert!(!std::mem::replace(&mut came[run.piece as usize], true), "no piece comes twice");
+                    Outcome::Whole
+                }
+            };
+            queue.extend(host.event(Event::Ended { run, outcome }));
+        }
+        assert!(came.iter().all(|came| *came));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::object::ObjectId;
 use crate::parts::Wanted;
 use mission_core::host::fetches::{FetchError, FetchId};
 use mission_core::host::process::Event;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 
 /// Lost objects that are remembered: a task that asks for one of them runs again once it is recomputed.
@@ -99,10 +99,16 @@ impl Shared {
         if !new.is_empty() {
             self.reaches(state, fetch, self.context.numbers.group_of(&job), &planned);
         }
+        let (mut pieces, mut one_run) = (Vec::with_capacity(new.len()), BTreeSet::new());
         for (piece, address) in new {
             let source = state.source(address);
-            let one_run = runs::has_one_run(&planned, address);
-            self.handle(state, Event::Found { fetch, piece, source, one_run });
+            pieces.push((piece, source));
+            if runs::has_one_run(&planned, address) {
+                one_run.insert(source);
+            }
+        }
+        if !pieces.is_empty() {
+            self.handle(state, Event::Found { fetch, pieces, one_run });
         }
     }
 }

@@ -10,13 +10,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 pub struct Fetch {
     pub group: GroupId,
     pub member: MemberId,
-    /// Of each piece, which list of sources it has.
-    pub pieces: Vec<u32>,
+    pieces: Vec<OfPiece>,
     pub lists: Vec<Vec<SourceId>>,
+    /// The number of each list. After [`Fetch::prefer_others`] two may be alike: it names one of them.
+    numbers: BTreeMap<Vec<SourceId>, u32>,
     pub chunks: Vec<Chunk>,
     /// Of each list, the chunks that wait and have no ticket, in the order in which they are tried. Chunks with the same
     /// sources are together, so that a source with a retry delay does not hide others.
-    pub queues: Vec<VecDeque<u32>>,
+    queues: Vec<Queue>,
     /// Lists in the order of their turns, and the next one.
     pub turns: Vec<u32>,
     pub turn: usize,
@@ -38,11 +39,29 @@ pub struct Fetch {
     pub tally: Tally,
 }
 
+/// A piece: its list of sources, and its chunks.
+struct OfPiece {
+    list: u32,
+    first: u32,
+    chunks: u32,
+}
+
+/// Chunks with the same sources. When a piece gets other sources, its chunks leave their entries behind: to take them out
+/// would be a walk through all that wait. An entry counts if its chunk is queued and has this list.
+#[derive(Default)]
+struct Queue {
+    entries: VecDeque<u32>,
+    /// Entries that count, each chunk once.
+    waiting: usize,
+}
+
 #[derive(Clone, Copy)]
 pub struct Chunk {
     pub piece: u32,
     pub start: u64,
     pub len: u64,
+    /// It waits and has no ticket.
+    queued: bool,
     /// Attempts in a row that arrived damaged before any block of what is missing was whole.
     pub damaged: u32,
 }
@@ -62,6 +81,13 @@ pub struct Ways<'a> {
     pub connecting: &'a BTreeSet<SourceId>,
     /// Whether this process may begin another attempt.
     pub may_connect: bool,
+}
+
+impl Queue {
+    fn push(&mut self, chunk: u32) {
+        self.entries.push_back(chunk);
+        self.waiting += 1;
+    }
 }
 
 impl Ways<'_> {
@@ -99,6 +125,7 @@ impl Fetch {
             member,
             pieces: Vec::with_capacity(pieces.len()),
             lists: Vec::new(),
+            numbers: BTreeMap::new(),
             chunks: Vec::new(),
             queues: Vec::new(),
             turns: Vec::new(),
@@ -115,21 +142,17 @@ impl Fetch {
             failed: None,
             tally: Tally::default(),
         };
-        let mut known: BTreeMap<&[SourceId], u32> = BTreeMap::new();
         for (number, piece) in pieces.iter().enumerate() {
-            let list = *known.entry(&piece.sources).or_insert_with(|| {
-                fetch.lists.push(piece.sources.clone());
-                fetch.queues.push(VecDeque::new());
-                (fetch.lists.len() - 1) as u32
-            });
-            fetch.pieces.push(list);
+            let list = fetch.list(&piece.sources);
+            let first = fetch.chunks.len() as u32;
             let mut start = 0;
             while start < piece.len {
                 let len = chunk_bytes.min(piece.len - start);
-                fetch.queues[list as usize].push_back(fetch.chunks.len() as u32);
-                fetch.chunks.push(Chunk { piece: number as u32, start, len, damaged: 0 });
+                fetch.queues[list as usize].push(fetch.chunks.len() as u32);
+                fetch.chunks.push(Chunk { piece: number as u32, start, len, queued: true, damaged: 0 });
                 start += len;
             }
+            fetch.pieces.push(OfPiece { list, first, chunks: fetch.chunks.len() as u32 - first });
         }
         (fetch.queued, fetch.unfinished) = (fetch.chunks.len(), fetch.chunks.len());
         // A new order for every fetch: receivers that start together do not ask the same sender first (spark#1549).
@@ -153,9 +176,49 @@ impl Fetch {
         if self.failed.is_some() {
             return;
         }
-        let list = self.pieces[self.chunks[chunk as usize].piece as usize];
-        self.queues[list as usize].push_front(chunk);
+        let list = self.list_of(chunk);
+        let queue = &mut self.queues[list as usize];
+        queue.entries.push_front(chunk);
+        queue.waiting += 1;
+        self.chunks[chunk as usize].queued = true;
         self.queued += 1;
+    }
+
+    /// The list of sources that a chunk can come from.
+    pub fn list_of(&self, chunk: u32) -> u32 {
+        self.pieces[self.chunks[chunk as usize].piece as usize].list
+    }
+
+    /// Nothing waits any more.
+    pub fn clear(&mut self) {
+        self.queues.iter_mut().for_each(|queue| *queue = Queue::default());
+        self.chunks.iter_mut().for_each(|chunk| chunk.queued = false);
+        self.queued = 0;
+    }
+
+    /// Takes the first chunk out of a queue.
+    fn pop(&mut self, list: u32) -> Option<u32> {
+        while let Some(chunk) = self.queues[list as usize].entries.pop_front() {
+            if self.chunks[chunk as usize].queued && self.list_of(chunk) == list {
+                self.chunks[chunk as usize].queued = false;
+                self.queues[list as usize].waiting -= 1;
+                self.queued -= 1;
+                return Some(chunk);
+            }
+        }
+        None
+    }
+
+    /// The number of a list of sources, maybe a new one.
+    fn list(&mut self, sources: &[SourceId]) -> u32 {
+        if let Some(number) = self.numbers.get(sources) {
+            return *number;
+        }
+        let number = self.lists.len() as u32;
+        self.lists.push(sources.to_vec());
+        self.queues.push(Queue::default());
+        self.numbers.insert(sources.to_vec(), number);
+        number
     }
 
     /// Whether a source that has one run at a time has it.
@@ -192,15 +255,13 @@ impl Fetch {
         for step in 0..self.turns.len() {
             let at = (self.turn + step) % self.turns.len();
             let list = self.turns[at];
-            if self.queues[list as usize].is_empty() {
+            if self.queues[list as usize].waiting == 0 {
                 continue;
             }
             match self.eligible(list, ways) {
                 Ok(source) => {
                     self.turn = at + 1;
-                    self.queued -= 1;
-                    let chunk = self.queues[list as usize].pop_front().expect("it is not empty");
-                    return Ok((chunk, source));
+                    return Ok((self.pop(list).expect("one waits"), source));
                 }
                 Err(at) => {
                     wake = match (wake, at) {
@@ -218,9 +279,8 @@ impl Fetch {
     pub fn next_of(&mut self, now: Time, source: SourceId, sources: &BTreeMap<SourceId, Source>) -> Option<u32> {
         let ready = |source: &SourceId| sources.get(source).is_none_or(|own| own.not_before <= now);
         let first = |list: &u32| self.lists[*list as usize].iter().find(|source| ready(source)) == Some(&source);
-        let list = *self.turns.iter().find(|list| !self.queues[**list as usize].is_empty() && first(list))?;
-        self.queued -= 1;
-        self.queues[list as usize].pop_front()
+        let list = *self.turns.iter().find(|list| self.queues[**list as usize].waiting > 0 && first(list))?;
+        self.pop(list)
     }
 
     pub fn run(&self, fetch: FetchId, ticket: Ticket, chunk: u32, source: SourceId, leg: u8, plan: u32) -> Run {
@@ -230,17 +290,19 @@ impl Fetch {
 
     /// A source that is too slow comes last wherever there is another.
     pub fn prefer_others(&mut self, source: SourceId) {
-        for list in &mut self.lists {
+        self.numbers.clear();
+        for (number, list) in (0..).zip(&mut self.lists) {
             if let Some(at) = list.iter().position(|own| *own == source) {
                 let slow = list.remove(at);
                 list.push(slow);
             }
+            self.numbers.insert(list.clone(), number);
         }
     }
 
     /// Takes a source from a piece, or makes it the last to be asked; the piece's waiting chunks move to another list.
     pub fn leave_source(&mut self, piece: u32, source: SourceId, ask_last: bool) {
-        let list = self.pieces[piece as usize] as usize;
+        let list = self.pieces[piece as usize].list as usize;
         if !self.lists[list].contains(&source) {
             return;
         }
@@ -251,32 +313,33 @@ impl Fetch {
 
     /// A piece lies with this source too.
     pub fn add_source(&mut self, piece: u32, source: SourceId) {
-        let Some(list) = self.pieces.get(piece as usize) else { return };
-        let mut sources = self.lists[*list as usize].clone();
+        let Some(own) = self.pieces.get(piece as usize) else { return };
+        let mut sources = self.lists[own.list as usize].clone();
         if !sources.contains(&source) {
             sources.push(source);
             self.relist(piece, sources);
         }
     }
 
-    /// Another list of sources for a piece; its waiting chunks go with it.
+    /// Another list of sources for a piece; its waiting chunks go with it. It costs as much as the piece has chunks.
     fn relist(&mut self, piece: u32, rest: Vec<SourceId>) {
-        let list = self.pieces[piece as usize] as usize;
-        if rest == self.lists[list] {
+        let old = self.pieces[piece as usize].list;
+        if rest == self.lists[old as usize] {
             return;
         }
-        let new = self.lists.iter().position(|own| *own == rest).unwrap_or_else(|| {
-            self.lists.push(rest);
-            self.queues.push(VecDeque::new());
-            self.turns.push((self.lists.len() - 1) as u32);
-            self.lists.len() - 1
-        });
-        self.pieces[piece as usize] = new as u32;
-        let chunks = &self.chunks;
-        let (moves, stays) = self.queues[list].iter().partition(|chunk| chunks[**chunk as usize].piece == piece);
-        self.queues[list] = stays;
-        let moves: VecDeque<u32> = moves;
-        self.queues[new].extend(moves);
+        let known = self.lists.len();
+        let new = self.list(&rest);
+        if self.lists.len() > known {
+            self.turns.push(new);
+        }
+        let own = &mut self.pieces[piece as usize];
+        own.list = new;
+        for chunk in own.first..own.first + own.chunks {
+            if self.chunks[chunk as usize].queued {
+                self.queues[old as usize].waiting -= 1;
+                self.queues[new as usize].push(chunk);
+            }
+        }
     }
 
     /// Applies a fault to the chunk, its source and the fetch; returns an error if the fetch cannot continue.
@@ -312,7 +375,7 @@ impl Fetch {
                 source.failures = 0;
                 // Another chunk of the piece may have left this source before.
                 self.leave_source(run.piece, run.source, false);
-                let none_left = self.lists[self.pieces[run.piece as usize] as usize].is_empty();
+                let none_left = self.lists[self.pieces[run.piece as usize].list as usize].is_empty();
                 let error =
                     if matches!(fault, Fault::Gone(_)) { FetchError::Lost(why) } else { FetchError::Denied(why) };
                 none_left.then_some(error)

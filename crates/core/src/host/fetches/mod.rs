@@ -15,7 +15,7 @@ use crate::defaults;
 use crate::units::{self, Time};
 use fetch::{Fetch, Source, Ways, words};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tickets::{Held, Tickets};
 
@@ -67,12 +67,11 @@ pub enum Event {
         source: SourceId,
         legs: u8,
     },
-    /// Another source of a piece, used if the known ones fail. `one_run`: one connection carries all from this source.
+    /// Other sources of pieces, used if the known ones fail. `one_run`: of which one connection carries all.
     Found {
         fetch: FetchId,
-        piece: u32,
-        source: SourceId,
-        one_run: bool,
+        pieces: Vec<(u32, SourceId)>,
+        one_run: BTreeSet<SourceId>,
     },
     /// Forget the group.
     Forget {
@@ -328,12 +327,10 @@ impl Fetches {
             Event::Reaches { group, source, legs } => {
                 self.groups.entry(group).or_default().fewer.insert(source, legs);
             }
-            Event::Found { fetch: id, piece, source, one_run } => {
+            Event::Found { fetch: id, pieces, one_run } => {
                 let Some(fetch) = self.fetches.get_mut(&id) else { return };
-                if one_run {
-                    fetch.one_run.insert(source);
-                }
-                fetch.add_source(piece, source);
+                fetch.one_run.extend(one_run);
+                pieces.into_iter().for_each(|(piece, source)| fetch.add_source(piece, source));
                 let member = fetch.member;
                 self.adjust(now, member, commands);
             }
@@ -418,7 +415,7 @@ impl Fetches {
         self.members.entry(member).or_default().asked -= 1;
         // Its source may have failed since; then another one, or later.
         fetch.count(held.source, -1);
-        let list = fetch.pieces[fetch.chunks[held.chunk as usize].piece as usize];
+        let list = fetch.list_of(held.chunk);
         let group = self.groups.entry(fetch.group).or_default();
         let ways = group.ways(now, &self.sources, self.connecting);
         let source = if fetch.may_run(held.source, list, &ways) {
@@ -666,8 +663,7 @@ impl Fetches {
             self.members.entry(member).or_default().asked -= 1;
             commands.push(Command::Withdraw { ticket });
         }
-        fetch.queues.iter_mut().for_each(VecDeque::clear);
-        fetch.queued = 0;
+        fetch.clear();
         if fetch.running > 0 {
             if fetch.failed.is_none() {
                 fetch.failed = Some(error);
