@@ -62,6 +62,11 @@ pub const UNADMITTED_CONNECTIONS: usize = 64;
 pub const ADMISSION: Duration = Duration::from_secs(5);
 /// Retry delay of a busy server, in milliseconds.
 pub const BUSY_RETRY_MS: u64 = 20;
+/// Longest pause before a busy server is asked again: a place that is free for one client waits for it.
+pub const BUSY_RETRY_MAX: Duration = Duration::from_millis(320);
+/// While clients wait for a place, a connection that has been there for this long leaves after its answer: some 30 chunks
+/// of a link of 1 Gbit/s, so that a handshake costs little.
+pub const YIELDS_AFTER: Duration = Duration::from_secs(1);
 /// Parts from this size on are also sent by receivers of their broadcast; smaller ones are done before the owner has
 /// coordinated them.
 pub const SWARM_MIN: u64 = 2 << 20;
@@ -169,7 +174,16 @@ pub fn table() -> Vec<(&'static str, String, &'static str)> {
             "concurrent connections without a proof of the token; one more closes the oldest",
         ),
         ("admission", seconds(ADMISSION), "time to prove the token before the connection is closed"),
-        ("busy retry", format!("{BUSY_RETRY_MS} ms"), "retry delay of a busy server"),
+        (
+            "busy retry",
+            format!("{BUSY_RETRY_MS} ms"),
+            "shortest retry delay of a busy server; it grows while that is busy",
+        ),
+        (
+            "yields after",
+            seconds(YIELDS_AFTER),
+            "a connection leaves after this time while other clients wait for a place",
+        ),
         ("broadcast", bytes(SWARM_MIN), "from this size on, receivers of a broadcast serve one another"),
         ("uploads", UPLOADS_PER_PEER.to_string(), "pieces of a broadcast that one process sends in parallel"),
         ("lanes", LANES.to_string(), "pieces of a broadcast that one receiver requests in parallel"),

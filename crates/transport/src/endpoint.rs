@@ -115,7 +115,7 @@ impl Endpoint {
         let environment = Environment { requires_encryption: settings.requires_encryption, ..environment(encrypts)? };
         let governor = environment.link_bits_per_sec.map(Governor::start).transpose()?.map(Arc::new);
         let numbers = Numbers::new(settings.cluster.as_deref());
-        let context = Context { token, tls, numbers, governor };
+        let context = Context { token, tls, numbers, governor, turns: Arc::default() };
         // The pool keeps as much free memory as objects may take: a worker that was busy will be busy again.
         let pool = Pool::new(usize::try_from(settings.memory_limit).unwrap_or(usize::MAX));
         let store = Arc::new(Store::new(pool.clone(), settings.memory_limit, settings.spool_folder));

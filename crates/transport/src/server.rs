@@ -3,7 +3,7 @@
 use crate::auth::{self, Nonce, Purpose, Role};
 use crate::carrier::{self, Below, Channel, Context, Incoming};
 use crate::checksum;
-use crate::clock::lasting;
+use crate::clock::{Clock, lasting};
 use crate::facts::Sender;
 use crate::limit::Limit;
 use crate::object::{ObjectId, from_hex, to_hex};
@@ -13,18 +13,18 @@ use crate::streams::Streams;
 use crate::tracker::{Asking, Lane, Tracker};
 use crate::uplink::Uplink;
 use crate::wire::{HeadReader, PieceReply, Request, Response, Wants};
-use mission_core::defaults::{
-    ADMISSION, BUSY_RETRY_MS, SERVER_CONNECTIONS, SERVER_IDLE, STALL, UNADMITTED_CONNECTIONS,
-};
+use mission_core::defaults::{SERVER_CONNECTIONS, SERVER_IDLE, STALL};
+use mission_core::host::door::{Admission as Admitted, Door, Number, Turn};
+use mission_core::units::Time;
 use rustix::event::{PollFd, PollFlags, poll};
 use socket2::{Domain, Protocol, Socket, Type};
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The congestion control that needs ECN; not every kernel has it.
 const ECN_CONGESTION_CONTROL: &str = "dctcp";
@@ -37,9 +37,6 @@ const IDLE_WAIT: Duration = Duration::from_secs(1);
 const BACKLOG: i32 = 1024;
 /// Connections accepted in a row before earlier ones are checked again.
 const ACCEPTED_AT_ONCE: usize = 16;
-/// A client sends at once. One that a busy host delays has this long before unknown clients that send are preferred to
-/// it.
-const SILENT: Duration = Duration::from_millis(20);
 /// Readers of streams that may wait for an answer; further ones are answered immediately, and ask again.
 const ASKING_MAX: usize = SERVER_CONNECTIONS / 2;
 /// How long a reader of a stream waits for an answer: less than [`STALL`], after which the reader would consider this
@@ -66,114 +63,56 @@ struct Shared {
     /// The host's congestion control, for clients that request none.
     congestion_control: String,
     closing: AtomicBool,
+    clock: Clock,
     connections: Mutex<Connections>,
     /// Readers of streams that wait for an answer.
     asking: AtomicUsize,
     sent_bytes: AtomicU64,
 }
 
-/// The connections that are open. Kept so that another thread can end what they wait for.
-#[derive(Default)]
+/// The connections that are open, and who may come in. Kept so that another thread can end what they wait for.
 struct Connections {
-    all: HashMap<u64, Open>,
-    /// Connections that have not proved the token yet, oldest first.
-    unadmitted: VecDeque<Unadmitted>,
-}
-
-/// A connection whose client has not proved the token.
-struct Unadmitted {
-    number: u64,
-    since: Instant,
-    from: IpAddr,
-    /// It has sent something, as every client does at once; a thread serves it.
-    asked: bool,
-}
-
-/// A connection, and since when it carries nothing.
-struct Open {
-    stream: Arc<TcpStream>,
-    idle_since: Option<Instant>,
+    all: HashMap<Number, Arc<TcpStream>>,
+    door: Door,
 }
 
 impl Connections {
-    fn admitted(&self) -> usize {
-        self.all.len() - self.unadmitted.len()
-    }
-
-    /// Closes connections whose time is over. Then, until so many are left, closes one of the address that has most of
-    /// them: one that has been [`SILENT`], if any. Not the oldest: attackers that connect faster than a proof takes
-    /// would leave no client the time for it.
-    fn drop_unadmitted(&mut self, most: usize) {
-        while self.unadmitted.front().is_some_and(|own| own.since.elapsed() >= lasting(ADMISSION)) {
-            self.drop_unadmitted_at(0);
-        }
-        while self.unadmitted.len() > most {
-            let mut counts = HashMap::<IpAddr, usize>::new();
-            self.unadmitted.iter().for_each(|own| *counts.entry(own.from).or_default() += 1);
-            let (from, _) = counts.into_iter().max_by_key(|(_, count)| *count).expect("there are some");
-            let of_it = |silent: bool| {
-                let is_silent = |own: &Unadmitted| !own.asked && own.since.elapsed() >= lasting(SILENT);
-                let all = self.unadmitted.iter().enumerate();
-                let found = all.filter(|(_, own)| own.from == from && (!silent || is_silent(own)));
-                found.map(|(at, _)| at).collect::<Vec<_>>()
-            };
-            let mut candidates = of_it(true);
-            if candidates.is_empty() {
-                candidates = of_it(false);
-            }
-            self.drop_unadmitted_at(candidates[u64::from_ne_bytes(auth::random()) as usize % candidates.len()]);
-        }
-    }
-
-    fn drop_unadmitted_at(&mut self, at: usize) {
-        if let Some(own) = self.unadmitted.remove(at) {
-            self.close(own.number);
-        }
-    }
-
-    fn add(&mut self, number: u64, stream: TcpStream, from: IpAddr) {
-        self.all.insert(number, Open { stream: Arc::new(stream), idle_since: None });
-        self.unadmitted.push_back(Unadmitted { number, since: Instant::now(), from, asked: false });
+    fn add(&mut self, now: Time, number: Number, stream: TcpStream, from: IpAddr) {
+        self.all.insert(number, Arc::new(stream));
+        self.door.arrives(now, number, from);
     }
 
     /// Connections that have sent nothing yet.
-    fn silent(&self) -> Vec<(u64, Arc<TcpStream>)> {
-        let silent = self.unadmitted.iter().filter(|own| !own.asked);
-        silent.filter_map(|own| Some((own.number, self.all.get(&own.number)?.stream.clone()))).collect()
+    fn silent(&self) -> Vec<(Number, Arc<TcpStream>)> {
+        self.door.silent().filter_map(|number| Some((number, self.all.get(&number)?.clone()))).collect()
     }
 
-    fn asked(&mut self, number: u64) {
-        if let Some(own) = self.unadmitted.iter_mut().find(|own| own.number == number) {
-            own.asked = true;
+    fn close(&mut self, number: Number) {
+        if let Some(stream) = self.all.remove(&number) {
+            let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// A client has proved the token. If there are too many, the connection that has been idle for longest is closed:
-    /// its client makes another when it needs one. False if all are busy.
-    fn admit(&mut self, number: u64) -> bool {
-        self.unadmitted.retain(|own| own.number != number);
-        if self.admitted() <= SERVER_CONNECTIONS {
-            return true;
-        }
-        let idle = self.all.iter().filter(|(own, _)| **own != number);
-        let idle = idle.filter_map(|(own, open)| Some((open.idle_since?, *own))).min();
-        idle.inspect(|(_, own)| self.close(*own)).is_some()
+    fn tidy(&mut self, now: Time) {
+        self.door.tidy(now).into_iter().for_each(|number| self.close(number));
     }
 
-    fn close(&mut self, number: u64) {
-        if let Some(open) = self.all.remove(&number) {
-            let _ = open.stream.shutdown(Shutdown::Both);
+    fn admit(&mut self, now: Time, number: Number, turn: Option<Turn>) -> Admitted {
+        let admitted = self.door.admit(now, number, turn);
+        if let Admitted::Admitted { closes: Some(other) } = admitted {
+            self.close(other);
         }
+        admitted
     }
 
-    fn idle(&mut self, number: u64, since: Option<Instant>) {
-        if let Some(open) = self.all.get_mut(&number) {
-            open.idle_since = since;
-        }
+    /// A connection has answered: whether it is to make room.
+    fn answered(&mut self, now: Time, number: Number) -> bool {
+        self.door.idle(number, Some(now));
+        self.door.yields(now, number)
     }
 
-    fn remove(&mut self, number: u64) {
-        self.unadmitted.retain(|own| own.number != number);
+    fn remove(&mut self, number: Number) {
+        self.door.leaves(number);
         self.all.remove(&number);
     }
 }
@@ -204,7 +143,11 @@ impl Server {
             tracker: Tracker::default(),
             congestion_control: socket::default_congestion_control(),
             closing: AtomicBool::new(false),
-            connections: Mutex::default(),
+            clock: Clock::start(),
+            connections: Mutex::new(Connections {
+                all: HashMap::new(),
+                door: Door::new(u64::from_ne_bytes(auth::random())),
+            }),
             asking: AtomicUsize::new(0),
             sent_bytes: AtomicU64::new(0),
         });
@@ -244,8 +187,8 @@ impl Drop for Server {
         if let Some(limit) = &self.shared.limit {
             limit.close();
         }
-        for open in self.shared.connections().all.values() {
-            let _ = open.stream.shutdown(Shutdown::Both);
+        for stream in self.shared.connections().all.values() {
+            let _ = stream.shutdown(Shutdown::Both);
         }
     }
 }
@@ -294,7 +237,7 @@ fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
     while !shared.closing.load(Ordering::SeqCst) {
         let (silent, owed) = {
             let connections = shared.connections();
-            (connections.silent(), !connections.unadmitted.is_empty())
+            (connections.silent(), connections.door.has_strangers())
         };
         let wait = if owed { ACCEPT_WAIT } else { IDLE_WAIT };
         let mut waits: Vec<_> = silent.iter().map(|(_, stream)| PollFd::new(stream, PollFlags::IN | GONE)).collect();
@@ -308,7 +251,7 @@ fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
                 serve_in_a_thread(number, stream, shared);
             }
         }
-        shared.connections().drop_unadmitted(UNADMITTED_CONNECTIONS);
+        shared.connections().tidy(shared.clock.now());
         // Accept a few in a row: those that have already sent something are found before any has to be closed.
         for _ in 0..ACCEPTED_AT_ONCE {
             match listener.accept() {
@@ -316,7 +259,7 @@ fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
                     // The listener may have to be bound to every address; only the given one is served.
                     let meant = stream.local_addr().map(|own| own.ip()).ok() == Some(shared.address);
                     if meant && stream.set_nonblocking(false).is_ok() {
-                        shared.connections().add(next, stream, from.ip());
+                        shared.connections().add(shared.clock.now(), next, stream, from.ip());
                         next += 1;
                     }
                 }
@@ -332,7 +275,7 @@ fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
 }
 
 fn serve_in_a_thread(number: u64, stream: Arc<TcpStream>, shared: &Arc<Shared>) {
-    shared.connections().asked(number);
+    shared.connections().door.asked(number);
     let own = shared.clone();
     let thread = thread::Builder::new().name("mission-serve".into()).stack_size(256 << 10).spawn(move || {
         let registered = Registered { number, shared: &own };
@@ -370,7 +313,7 @@ fn serve(stream: Arc<TcpStream>, registered: &Registered<'_>) -> io::Result<()> 
     stream.set_read_timeout(Some(lasting(SERVER_IDLE)))?;
     // A receiver that reads nothing for this long has abandoned this connection.
     stream.set_write_timeout(Some(lasting(2 * STALL)))?;
-    let mut channel = carrier::accept(Incoming::of(stream), &shared.context)?;
+    let mut channel = carrier::accept(Incoming::of(stream.clone()), &shared.context)?;
     let mut client = Client {
         peer: channel.below().peer()?,
         binding: channel.binding()?,
@@ -388,11 +331,14 @@ fn serve(stream: Arc<TcpStream>, registered: &Registered<'_>) -> io::Result<()> 
             Ok(request) => {
                 if !client.admitted {
                     match admit(channel.as_mut(), &mut client, &request, seen, shared)? {
-                        Admission::Proved if shared.connections().admit(registered.number) => {}
                         Admission::Proved => {
-                            let mut busy = Response::refusal(503, "too many connections", seen);
-                            busy.retry_after_ms = Some(BUSY_RETRY_MS);
-                            return channel.send(&busy.write(), b"");
+                            let now = shared.clock.now();
+                            let admitted = shared.connections().admit(now, registered.number, request.turn);
+                            if let Admitted::Busy { turn, retry_after } = admitted {
+                                let mut busy = Response::refusal(503, "too many connections", seen);
+                                (busy.turn, busy.retry_after_ms) = (turn, Some(retry_after.as_millis() as u64));
+                                return channel.send(&busy.write(), b"");
+                            }
                         }
                         Admission::Asked => continue,
                         Admission::Refused => return Ok(()),
@@ -400,9 +346,15 @@ fn serve(stream: Arc<TcpStream>, registered: &Registered<'_>) -> io::Result<()> 
                 }
                 // A client that waits for a stream's next chunk can connect again if this connection has to be closed.
                 let waits = matches!(request.wants, Wants::Chunks { .. });
-                shared.connections().idle(registered.number, waits.then(Instant::now));
+                shared.connections().door.idle(registered.number, waits.then(|| shared.clock.now()));
                 answer(channel.as_mut(), &mut client, &request, seen, shared)?;
-                shared.connections().idle(registered.number, Some(Instant::now()));
+                // The client finds its connection closed when it asks for more, and comes again.
+                if shared.connections().answered(shared.clock.now(), registered.number)
+                    && !heads.has_more()
+                    && !asks_more(&stream)
+                {
+                    return Ok(());
+                }
             }
             Err(bad) => {
                 // After a header that cannot be parsed, the rest cannot be parsed either.
@@ -412,6 +364,12 @@ fn serve(stream: Arc<TcpStream>, registered: &Registered<'_>) -> io::Result<()> 
         }
     }
     Ok(())
+}
+
+/// Whether the client has sent its next request already.
+fn asks_more(stream: &TcpStream) -> bool {
+    let mut look = [PollFd::new(stream, PollFlags::IN)];
+    poll(&mut look, Some(&Duration::ZERO.try_into().expect("no time"))).is_ok_and(|ready| ready > 0)
 }
 
 /// What a server knows of one connection.
@@ -590,46 +548,5 @@ fn ask_below(below: &dyn Below, client: &mut Client, asked: (Option<String>, Opt
     if client.given.is_none() || client.asked != asked {
         client.given = Some(below.ask(asked.0.as_deref(), asked.1));
         client.asked = asked;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Connections of one address: strangers, each with or without received bytes, and one that arrived last.
-    fn door(strangers: usize, asked: bool, waited: Duration) -> Connections {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let mut door = Connections::default();
-        for number in 0..=strangers as u64 {
-            door.add(number, stream.try_clone().unwrap(), IpAddr::from([127, 0, 0, 1]));
-            let own = door.unadmitted.back_mut().unwrap();
-            if number < strangers as u64 {
-                (own.asked, own.since) = (asked, Instant::now() - waited);
-            }
-        }
-        door
-    }
-
-    #[test]
-    fn who_is_silent_makes_room_for_one_that_has_just_come() {
-        for _ in 0..200 {
-            let mut door = door(64, false, 2 * SILENT);
-            door.drop_unadmitted(64);
-            assert!(door.all.contains_key(&64));
-        }
-    }
-
-    /// Regression: one byte kept an attacker's connection, and a client that had sent nothing yet lost its place.
-    #[test]
-    fn strangers_that_speak_are_not_preferred_to_one_that_has_just_come() {
-        let stays = |_: &i32| {
-            let mut door = door(64, true, 2 * SILENT);
-            door.drop_unadmitted(64);
-            door.all.contains_key(&64)
-        };
-        let stayed = (0..400).filter(stays).count();
-        assert!(stayed > 350, "{stayed} of 400");
     }
 }

@@ -12,6 +12,7 @@ use crate::facts::Sender;
 use crate::object::{ObjectId, from_hex, to_hex};
 use crate::streams::{Chunk, ChunkReply};
 use mission_core::defaults::HEAD_BYTES_MAX;
+use mission_core::host::door::Turn;
 use mission_core::host::{GroupId, MemberId};
 use mission_core::stream::ReaderId;
 use mission_core::types::Encryption;
@@ -45,6 +46,8 @@ pub struct Request {
     /// For admission: the client's nonce, and its proof once the server has sent its own nonce.
     pub nonce: Option<Nonce>,
     pub proof: Option<String>,
+    /// What a busy server gave this client when it sent it away ([`mission_core::host::door`]).
+    pub turn: Option<Turn>,
 }
 
 /// What a client wants of a part.
@@ -123,6 +126,8 @@ pub struct Response {
     /// The protection that the object needs when it is sent on.
     pub encryption: Encryption,
     pub retry_after_ms: Option<u64>,
+    /// For the next try, with status 503.
+    pub turn: Option<Turn>,
     /// Reason why there is no body.
     pub reason: String,
 }
@@ -166,6 +171,9 @@ impl Request {
         if let Some(proof) = &self.proof {
             let _ = write!(head, "Authorization: Mission {proof}\r\n");
         }
+        if let Some(turn) = &self.turn {
+            let _ = write!(head, "Mission-Turn: {turn}\r\n");
+        }
         head.push_str("\r\n");
         head.into_bytes()
     }
@@ -196,7 +204,7 @@ impl Request {
         let (mut asked, mut congestion_control, mut rto_min_us, mut transfer) = (None, None, None, None);
         let (mut serves, mut has, mut missed) = (None, None, None);
         let (mut after, mut reader) = (None, None);
-        let (mut own_nonce, mut proof) = (None, None);
+        let (mut own_nonce, mut proof, mut turn) = (None, None, None);
         for header in parsed.headers.iter() {
             let value = std::str::from_utf8(header.value).map_err(|_| bad(400, "a header is not text"))?;
             let address = || value.parse().map(Some).map_err(|_| bad(400, "an address is written as 10.0.0.1:4711"));
@@ -224,6 +232,7 @@ impl Request {
                 }
                 "mission-nonce" => own_nonce = Some(nonce(value).ok_or_else(|| bad(400, "a nonce has 32 digits"))?),
                 "authorization" => proof = value.strip_prefix("Mission ").map(str::to_owned),
+                "mission-turn" => turn = strict_number(value),
                 _ => {}
             }
         }
@@ -241,7 +250,7 @@ impl Request {
             let (start, len) = asked.ok_or_else(|| bad(416, "a range is needed: bytes=a-b"))?;
             Wants::Range { start, len, congestion_control, rto_min_us, transfer }
         };
-        Ok(Request { object, part, wants, nonce: own_nonce, proof })
+        Ok(Request { object, part, wants, nonce: own_nonce, proof, turn })
     }
 }
 
@@ -259,6 +268,7 @@ impl Response {
             chunks: Vec::new(),
             encryption: Encryption::None,
             retry_after_ms: None,
+            turn: None,
             reason: reason.into(),
         }
     }
@@ -348,6 +358,9 @@ impl Response {
         if let Some(wait) = self.retry_after_ms {
             let _ = write!(head, "Mission-Retry-After-Ms: {wait}\r\n");
         }
+        if let Some(turn) = self.turn {
+            let _ = write!(head, "Mission-Turn: {turn}\r\n");
+        }
         if !self.reason.is_empty() {
             let _ = write!(head, "Mission-Reason: {}\r\n", self.reason.replace(['\r', '\n'], " "));
         }
@@ -401,6 +414,7 @@ impl Response {
                 "Mission-Encryption" => response.encryption = Encryption::named(value).ok_or_else(wrong)?,
                 "Mission-Source" => source = Some(value.parse().map_err(|_| wrong())?),
                 "Mission-Retry-After-Ms" => response.retry_after_ms = strict_number(value),
+                "Mission-Turn" => response.turn = strict_number(value),
                 "Mission-Reason" => response.reason = value.to_owned(),
                 _ => {}
             }
@@ -454,6 +468,11 @@ impl HeadReader {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Whether bytes after the last header are here already.
+    pub fn has_more(&self) -> bool {
+        self.filled > 0
     }
 
     /// Moves the bytes after the header into the body; returns how many.
@@ -515,6 +534,7 @@ mod tests {
             },
             nonce: Some([1; 16]),
             proof: Some("00ff".into()),
+            turn: Some(u64::MAX),
         }
     }
 
@@ -552,6 +572,7 @@ mod tests {
             chunks: vec![Chunk { object: ObjectId([7; 16]), bytes: u64::MAX, writes: 3 }; 2],
             encryption: Encryption::Opportunistic,
             retry_after_ms: Some(20),
+            turn: Some(7),
             reason: "because".into(),
         }
     }

@@ -14,10 +14,12 @@
 //!
 //! Groups and members are opaque here: the caller makes them jobs and transfers.
 
+pub mod door;
 pub mod fair;
 pub mod fetches;
 pub mod leases;
 pub mod process;
+pub mod retry;
 pub mod session;
 pub mod slots;
 pub mod uplink;

@@ -1,7 +1,8 @@
 //! The client's side of the wire, over any byte stream.
 
 use super::tcp::Plain;
-use super::{Ask, Broken, Channel, Connection, End};
+use super::turns::Turns;
+use super::{Ask, Broken, Channel, Connection, Context, End};
 use crate::auth::{self, Nonce, Purpose, Role, Token};
 use crate::checksum;
 use crate::clock::lasting;
@@ -51,7 +52,9 @@ pub struct HttpConnection<C> {
     channel: C,
     head: HeadReader,
     leg: Leg,
+    server: SocketAddr,
     token: Token,
+    turns: Arc<Turns>,
     admitted: bool,
     usable: bool,
     /// Received bytes of the current range, for other threads.
@@ -65,13 +68,16 @@ pub struct HttpConnection<C> {
 }
 
 impl<C: Channel> HttpConnection<C> {
-    pub fn new(channel: C, leg: &Leg, token: Token) -> HttpConnection<C> {
+    /// `server`: the address that it connects to.
+    pub fn new(channel: C, leg: &Leg, server: SocketAddr, context: &Context) -> HttpConnection<C> {
         let head = HeadReader::default();
         HttpConnection {
             channel,
             head,
             leg: leg.clone(),
-            token,
+            server,
+            token: context.token.clone(),
+            turns: context.turns.clone(),
             admitted: false,
             usable: true,
             received: Arc::default(),
@@ -95,6 +101,9 @@ impl<C: Channel> HttpConnection<C> {
         let response = Response::parse(&head).map_err(Fault::Damaged)?;
         if response.request_checksum != asked {
             return Err(Fault::Damaged("the request arrived damaged".into()));
+        }
+        if let Some(turn) = response.turn.filter(|_| response.status == 503) {
+            self.turns.keep(self.server, turn);
         }
         Ok(response)
     }
@@ -125,6 +134,7 @@ impl<C: Channel> HttpConnection<C> {
         if !self.token.proves(Role::Server, &own, &nonce, purpose, &proof) {
             return Err(Fault::Denied("the server does not know this cluster's token".into()));
         }
+        request.turn = self.turns.take(self.server);
         request.proof = Some(to_hex(&self.token.prove(Role::Client, &own, &nonce, purpose)));
         self.send(&request)
     }
@@ -174,7 +184,7 @@ impl<C: Channel> Connection for HttpConnection<C> {
             rto_min_us: self.leg.rto_min_us,
             transfer: ask.transfer,
         };
-        self.request(Request { object: ask.object, part: ask.part, wants, nonce: None, proof: None })
+        self.request(Request { object: ask.object, part: ask.part, wants, nonce: None, proof: None, turn: None })
     }
 
     fn receive(&mut self, into: &mut [u8]) -> Result<(), Broken> {
@@ -203,7 +213,7 @@ impl<C: Channel> Connection for HttpConnection<C> {
     }
 
     fn next(&mut self, object: ObjectId, part: u32, wants: Wants) -> Result<(PieceReply, Vec<u64>), Fault> {
-        self.request(Request { object, part, wants, nonce: None, proof: None })?;
+        self.request(Request { object, part, wants, nonce: None, proof: None, turn: None })?;
         let response = self.response()?;
         match (response.status, response.next) {
             (200, Some(next)) => Ok((PieceReply::Fetch(next), response.blocks)),
@@ -214,7 +224,7 @@ impl<C: Channel> Connection for HttpConnection<C> {
     }
 
     fn chunks(&mut self, stream: ObjectId, part: u32, wants: Wants) -> Result<ChunkReply, Fault> {
-        self.request(Request { object: stream, part, wants, nonce: None, proof: None })?;
+        self.request(Request { object: stream, part, wants, nonce: None, proof: None, turn: None })?;
         self.response()?.to_chunk_reply().map_err(|response| refusal(&response))
     }
 

@@ -24,7 +24,7 @@ impl Carrier for Ictcp {
         let plain = http::connect(address, leg, Protocol::TCP)?;
         let governed = governor.govern(plain.0.clone()).map_err(|error| Fault::Connection(error.to_string()))?;
         let channel = Channeled { plain, _governed: governed };
-        Ok(Box::new(HttpConnection::new(channel, leg, context.token.clone())))
+        Ok(Box::new(HttpConnection::new(channel, leg, address, context)))
     }
 }
 

@@ -11,6 +11,7 @@ mod mptcp;
 pub mod shm;
 mod tcp;
 mod tls;
+mod turns;
 
 use crate::arbiter::Numbers;
 use crate::auth::Token;
@@ -32,6 +33,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 pub use tcp::Incoming;
+use turns::Turns;
 
 /// What every connection of this process needs.
 #[derive(Clone)]
@@ -42,6 +44,8 @@ pub struct Context {
     pub numbers: Numbers,
     /// Where the rate of this host's link is known.
     pub governor: Option<Arc<Governor>>,
+    /// Where this process waits for a place.
+    pub turns: Arc<Turns>,
 }
 
 /// A requested range of a part.

@@ -27,6 +27,6 @@ impl Carrier for Mptcp {
 
     fn connect(&self, address: SocketAddr, leg: &Leg, context: &Context) -> Result<Box<dyn Connection>, Fault> {
         let plain = http::connect(address, leg, Protocol::MPTCP)?;
-        Ok(Box::new(HttpConnection::new(plain, leg, context.token.clone())))
+        Ok(Box::new(HttpConnection::new(plain, leg, address, context)))
     }
 }

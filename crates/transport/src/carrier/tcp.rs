@@ -23,7 +23,7 @@ impl Carrier for Tcp {
 
     fn connect(&self, address: SocketAddr, leg: &Leg, context: &Context) -> Result<Box<dyn Connection>, Fault> {
         let plain = http::connect(address, leg, Protocol::TCP)?;
-        Ok(Box::new(HttpConnection::new(plain, leg, context.token.clone())))
+        Ok(Box::new(HttpConnection::new(plain, leg, address, context)))
     }
 
     /// Anything that is not TLS: clients of all carriers without TLS begin alike.

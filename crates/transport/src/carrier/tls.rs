@@ -63,7 +63,7 @@ impl Carrier for Tls {
         stream.0.set_read_timeout(Some(lasting(STALL))).map_err(|error| fault(&error))?;
         let stream = StreamOwned::new(session, ReadAhead::new(stream));
         let channel = Encrypted { stream, encryption: leg.encryption };
-        Ok(Box::new(HttpConnection::new(channel, leg, context.token.clone())))
+        Ok(Box::new(HttpConnection::new(channel, leg, address, context)))
     }
 
     fn begins_with(&self, first: u8) -> bool {

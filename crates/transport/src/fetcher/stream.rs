@@ -7,9 +7,11 @@ use crate::object::ObjectId;
 use crate::parts::{FetchRequest, Part, Wanted};
 use crate::streams::{Chunk, ChunkReply};
 use crate::wire::Wants;
-use mission_core::defaults::{PROGRESS_TIMEOUT, RETRY_FIRST, RETRY_MAX};
+use mission_core::defaults::PROGRESS_TIMEOUT;
 use mission_core::flight::{Leg, Reach};
 use mission_core::host::fetches::{Fault, FetchError};
+use mission_core::host::retry::Retry;
+use mission_core::random::SplitMix;
 use mission_core::stream::ReaderId;
 use mission_core::types::{Demands, Encryption, TransferId, Transport};
 use std::cell::{Cell, RefCell};
@@ -185,13 +187,16 @@ struct Asking {
 
 impl Asker<'_> {
     fn run(mut self) -> Result<(), ReadError> {
-        let (mut silent, mut pause) = (None::<(Instant, String)>, RETRY_FIRST);
+        // Since when the writer gives no answer that is of use.
+        let mut without = None::<Instant>;
+        let (mut retry, mut random) = (Retry::default(), SplitMix(u64::from_ne_bytes(crate::auth::random())));
         loop {
             self.waits_for_room()?;
             let asked = Instant::now();
             match self.ask() {
                 Ok(reply) => {
-                    (silent, pause) = (None, RETRY_FIRST);
+                    without = None;
+                    retry.answered();
                     match reply {
                         ChunkReply::Chunks(chunks) => self.after += self.bring(&chunks)?,
                         ChunkReply::Later if asked.elapsed() < ASK_AGAIN => self.pauses(ASK_AGAIN)?,
@@ -208,21 +213,21 @@ impl Asker<'_> {
                     }
                 }
                 Err(Fault::Denied(why)) => return Err(ReadError::Fetch(FetchError::Denied(why))),
-                // It answers.
-                Err(Fault::Busy { retry_after }) => {
-                    silent = None;
-                    self.pauses(retry_after)?;
-                }
                 Err(fault) => {
                     // The message that its worker has left comes later than its sockets break.
                     self.is_there()?;
-                    let (since, why) = silent.get_or_insert_with(|| (Instant::now(), format!("{fault:?}")));
+                    let (why, pause) = match fault {
+                        Fault::Busy { retry_after } => {
+                            ("is at its connection limit".into(), retry.busy(retry_after, &mut random))
+                        }
+                        other => (format!("{other:?}"), retry.failed(&mut random)),
+                    };
+                    let since = without.get_or_insert_with(Instant::now);
                     if since.elapsed() >= lasting(PROGRESS_TIMEOUT) {
                         let why = format!("the writer of the stream at {}: {why}", self.reading.address);
                         return Err(ReadError::Fetch(FetchError::Unreachable(why)));
                     }
                     self.pauses(pause)?;
-                    pause = (2 * pause).min(RETRY_MAX);
                 }
             }
         }

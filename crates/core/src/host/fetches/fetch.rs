@@ -2,6 +2,7 @@
 
 use super::{Fault, FetchError, FetchId, Piece, Run, SourceId, Tally};
 use crate::defaults;
+use crate::host::retry::Retry;
 use crate::host::{GroupId, MemberId, Ticket};
 use crate::random::SplitMix;
 use crate::units::Time;
@@ -30,6 +31,7 @@ pub struct Fetch {
     /// Sources that have one run at a time.
     pub one_run: BTreeSet<SourceId>,
     pub unfinished: usize,
+    random: SplitMix,
     pub last_progress: Time,
     /// Ranges in a row that broke before a block of them was whole.
     pub fruitless: u32,
@@ -68,7 +70,7 @@ pub struct Chunk {
 
 #[derive(Default)]
 pub struct Source {
-    pub failures: u32,
+    pub retry: Retry,
     pub not_before: Time,
 }
 
@@ -136,6 +138,7 @@ impl Fetch {
             on_source: BTreeMap::new(),
             one_run,
             unfinished: 0,
+            random: SplitMix(seed),
             last_progress: now,
             fruitless: 0,
             fault: None,
@@ -156,7 +159,7 @@ impl Fetch {
         }
         (fetch.queued, fetch.unfinished) = (fetch.chunks.len(), fetch.chunks.len());
         // A new order for every fetch: receivers that start together do not ask the same sender first (spark#1549).
-        let mut random = SplitMix(seed);
+        let random = &mut fetch.random;
         let mut order: Vec<(u64, u32)> = (0..fetch.lists.len() as u32).map(|list| (random.next(), list)).collect();
         order.sort_unstable();
         fetch.turns = order.into_iter().map(|(_, list)| list).collect();
@@ -349,9 +352,7 @@ impl Fetch {
         match fault {
             Fault::Connection(_) => {
                 self.tally.resumed += 1;
-                let wait = defaults::RETRY_FIRST.saturating_mul(1 << source.failures.min(10)).min(defaults::RETRY_MAX);
-                source.failures += 1;
-                source.not_before = now + wait;
+                source.not_before = now + source.retry.failed(&mut self.random);
                 None
             }
             Fault::Damaged(_) => {
@@ -365,14 +366,11 @@ impl Fetch {
             }
             Fault::Busy { retry_after } => {
                 self.tally.busy += 1;
-                // The source answers: only broken connections increase its retry delay.
-                source.failures = 0;
-                // Limit the delay: a forged answer would disable this source for ever.
-                source.not_before = now + retry_after.min(defaults::RETRY_MAX);
+                source.not_before = now + source.retry.busy(retry_after, &mut self.random);
                 None
             }
             Fault::Gone(_) | Fault::Denied(_) => {
-                source.failures = 0;
+                source.retry.answered();
                 // Another chunk of the piece may have left this source before.
                 self.leave_source(run.piece, run.source, false);
                 let none_left = self.lists[self.pieces[run.piece as usize].list as usize].is_empty();

@@ -549,7 +549,7 @@ impl Fetches {
             self.progress_at = now;
             (fetch.last_progress, fetch.fault, fetch.fruitless) = (now, None, 0);
             fetch.tally.used.insert(run.source);
-            source.failures = 0;
+            source.retry.answered();
         }
         if moved == 0 && connected && matches!(fault, Some(Fault::Connection(_))) {
             fetch.fruitless += 1;
