@@ -137,6 +137,8 @@ def families(statuses: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
                 served.add_metric(values, earlier["served_bytes"])
                 for transport, count in job["earlier_reported"]["transport"]["bytes"].items():
                     carried.add_metric([*values, transport], count)
+                for reason in ("refetches", "resumed", "busy"):
+                    again.add_metric([*values, reason], job["earlier_reported"][reason])
             for transfer in job["transfers"]:
                 values = [address, job["job"], transfer["from"], transfer["to"], transfer["pattern"]]
                 asked.add_metric(values, transfer["asked_bytes"])

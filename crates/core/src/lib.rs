@@ -31,6 +31,7 @@ mod seconds;
 pub mod service;
 pub mod shares;
 pub mod standing;
+pub mod strangers;
 pub mod stream;
 pub mod swarm;
 pub mod threads;

@@ -32,8 +32,8 @@ pub struct Evidence {
     /// First receiver of each sampled part, and whether a second one came.
     takers: BTreeMap<(Arc<str>, u32), (Arc<str>, bool)>,
     receivers: std::collections::BTreeSet<Arc<str>>,
-    /// Receivers and sampled parts of before: only their numbers are known.
-    settled: (usize, usize),
+    /// Receivers and sampled parts of before: only their numbers are known, and the pattern that they showed.
+    settled: Option<(usize, usize, Pattern)>,
     shared: u32,
     most_objects: u32,
     most_parts: u32,
@@ -60,22 +60,28 @@ impl Evidence {
 
     /// Tasks that fetched. One that fetches again after [`Evidence::settle`] counts twice.
     pub fn receivers(&self) -> u32 {
-        (self.receivers.len() + self.settled.0) as u32
+        (self.receivers.len() + self.settled.map_or(0, |own| own.0)) as u32
     }
 
     /// Parts of which it is known who took them.
     fn parts(&self) -> usize {
-        self.takers.len() + self.settled.1
+        self.takers.len() + self.settled.map_or(0, |own| own.1)
     }
 
     /// Keeps the counts, and forgets who took what: the transfer is quiet.
     pub fn settle(&mut self) {
-        self.settled = (self.receivers() as usize, self.parts());
-        (self.receivers, self.takers) = Default::default();
+        if !self.receivers.is_empty() {
+            self.settled = Some((self.receivers() as usize, self.parts(), self.pattern()));
+            (self.receivers, self.takers) = Default::default();
+        }
     }
 
-    /// Whether half of so many tasks have fetched, or as many as are remembered.
+    /// Whether half of so many tasks have fetched, or as many as are remembered. Not after [`Evidence::settle`]: who takes
+    /// a part that was taken before is not known then.
     pub fn has_half_of(&self, tasks: u32) -> bool {
+        if self.settled.is_some() {
+            return false;
+        }
         let half = u64::from(tasks).div_ceil(2).min(REMEMBERED_MAX as u64);
         u64::from(self.receivers()) >= half
     }
@@ -90,6 +96,12 @@ impl Evidence {
     /// from many: gather; else one-to-one. One taker of a part of many-part objects is the first receiver of a shuffle;
     /// several that each take other objects, and these whole, are one gather after another, as in iterations.
     pub fn pattern(&self) -> Pattern {
+        // A few that come later do not change what many have shown.
+        if let Some((receivers, _, pattern)) = self.settled
+            && self.receivers.len() < receivers
+        {
+            return pattern;
+        }
         if self.receivers() == 0 {
             Pattern::Unknown
         } else if 2 * self.shared as usize >= self.parts() {

@@ -45,20 +45,21 @@ pub struct TransferReport {
 impl TransferReport {
     /// Adds what another record of the same transfer says. Merged with others, the sum says the same as both.
     pub fn absorb(&mut self, other: &TransferReport) {
-        self.asked_bytes += other.asked_bytes;
-        self.served_bytes += other.served_bytes;
-        self.local_bytes += other.local_bytes;
-        self.peer_bytes += other.peer_bytes;
-        self.fetches += other.fetches;
+        self.asked_bytes = self.asked_bytes.saturating_add(other.asked_bytes);
+        self.served_bytes = self.served_bytes.saturating_add(other.served_bytes);
+        self.local_bytes = self.local_bytes.saturating_add(other.local_bytes);
+        self.peer_bytes = self.peer_bytes.saturating_add(other.peer_bytes);
+        self.fetches = self.fetches.saturating_add(other.fetches);
         self.flows_peak = self.flows_peak.max(other.flows_peak);
-        self.refetches += other.refetches;
-        self.resumed += other.resumed;
-        self.busy += other.busy;
+        self.refetches = self.refetches.saturating_add(other.refetches);
+        self.resumed = self.resumed.saturating_add(other.resumed);
+        self.busy = self.busy.saturating_add(other.busy);
         self.started = self.started.min(other.started);
         self.ended = self.ended.max(other.ended);
         let facts = &mut self.transport;
         for (transport, bytes) in &other.transport.bytes {
-            *facts.bytes.entry(*transport).or_default() += bytes;
+            let own = facts.bytes.entry(*transport).or_default();
+            *own = own.saturating_add(*bytes);
         }
         if let Some(chosen) = other.transport.chosen
             && facts.chosen.is_none_or(|own| facts.bytes.get(&own) < facts.bytes.get(&chosen))

@@ -8,6 +8,7 @@ use crate::storing::Storing;
 use mission_core::service::{
     AskId, Asked, Command, Event, FromService, Leader, Refused, Replica, Role, SessionId, Status,
 };
+use mission_core::strangers::Strangers;
 use mission_core::units::Time;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::OwnedFd;
@@ -33,8 +34,10 @@ const ENDED: Duration = Duration::from_secs(5);
 const TURN: Duration = Duration::from_millis(20);
 /// Interval of checks for expired connections.
 const LOOK: Duration = Duration::from_secs(1);
-/// Most connections without a token; one more closes the oldest.
+/// Most connections without a token; one more closes one of the address that has most of them.
 const UNADMITTED_MAX: usize = 512;
+/// Connections accepted in a row before others are heard: a flood of them must not delay members.
+const ACCEPTED_AT_ONCE: usize = 64;
 const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
 const FIRST: u64 = 2;
@@ -64,8 +67,8 @@ struct Loop {
     storing: Storing,
     began: Instant,
     connections: BTreeMap<u64, Open>,
-    /// Connections without a token, oldest first.
-    strangers: BTreeSet<u64>,
+    /// Connections without a token.
+    strangers: Strangers,
     next: u64,
     asks: BTreeMap<AskId, u64>,
     next_ask: AskId,
@@ -130,7 +133,7 @@ impl Service {
             storing,
             began,
             connections: BTreeMap::new(),
-            strangers: BTreeSet::new(),
+            strangers: Strangers::new(UNADMITTED_MAX, UNADMITTED, draw),
             next: FIRST,
             asks: BTreeMap::new(),
             next_ask: 1,
@@ -277,9 +280,9 @@ impl Loop {
     }
 
     fn accept(&mut self) {
-        loop {
-            let stream = match self.listener.accept() {
-                Ok((stream, _)) => stream,
+        for _ in 0..ACCEPTED_AT_ONCE {
+            let (stream, from) = match self.listener.accept() {
+                Ok((stream, from)) => (stream, from.ip()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 // Without descriptors it would be ready at once, again and again.
                 Err(_) => {
@@ -295,12 +298,9 @@ impl Loop {
             }
             let open = Open { connection, writes: false, heard_at: Instant::now() };
             self.connections.insert(number, open);
-            self.strangers.insert(number);
-            if self.strangers.len() > UNADMITTED_MAX
-                && let Some(oldest) = self.strangers.first().copied()
-            {
-                self.drop_connection(oldest);
-            }
+            let now = self.now();
+            self.strangers.arrives(now, number, from);
+            self.strangers.tidy(now).into_iter().for_each(|number| self.drop_connection(number));
         }
     }
 
@@ -309,6 +309,7 @@ impl Loop {
         let Some(open) = self.connections.get_mut(&number) else { return };
         let over = open.connection.receive().is_err();
         open.heard_at = Instant::now();
+        self.strangers.asked(number);
         // Handle bytes that were received before the end.
         self.hear(number);
         if over {
@@ -401,7 +402,7 @@ impl Loop {
         if let Some(open) = self.connections.get_mut(&number) {
             open.connection.admitted |= allowed != Allowed::Nothing;
             if open.connection.admitted {
-                self.strangers.remove(&number);
+                self.strangers.leaves(number);
             }
         }
         let (path, query) = question.path.split_once('?').unwrap_or((&question.path, ""));
@@ -481,7 +482,7 @@ impl Loop {
 
     fn drop_connection(&mut self, number: u64) {
         let Some(open) = self.connections.remove(&number) else { return };
-        self.strangers.remove(&number);
+        self.strangers.leaves(number);
         self.more.remove(&number);
         let _ = epoll::delete(&self.epoll, open.connection.stream());
         self.asks.retain(|_, own| *own != number);

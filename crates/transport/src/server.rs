@@ -350,6 +350,8 @@ fn serve(stream: Arc<TcpStream>, registered: &Registered<'_>) -> io::Result<()> 
                 answer(channel.as_mut(), &mut client, &request, seen, shared)?;
                 // The client finds its connection closed when it asks for more, and comes again.
                 if shared.connections().answered(shared.clock.now(), registered.number)
+                    // A receiver of a broadcast would get all from here instead.
+                    && !matches!(request.wants, Wants::Source { .. })
                     && !heads.has_more()
                     && !asks_more(&stream)
                 {
@@ -398,6 +400,9 @@ fn answer(
     let refuse = |channel: &mut dyn Channel, status, reason: &str| {
         channel.send(&Response::refusal(status, reason, seen).write(), b"")
     };
+    if request.wants == Wants::Place {
+        return channel.send(&Response::refusal(204, "", seen).write(), b"");
+    }
     if let Wants::Chunks { after, reader } = request.wants {
         let Some(encryption) = shared.streams.encryption(&request.object) else {
             return refuse(channel, 404, "no such stream here");
@@ -435,7 +440,7 @@ fn answer(
             let _turn = leaves.map(|(job, transfer)| shared.uplink.turn(job, transfer, *len));
             send(channel, client, head, source, shared)
         }
-        Wants::Chunks { .. } => unreachable!("answered above"),
+        Wants::Chunks { .. } | Wants::Place => unreachable!("answered above"),
         Wants::Source { serves, has, missed } => {
             let Holding::Own(object, part) = holding else {
                 return refuse(channel, 404, "only its owner knows where the parts of an object are");

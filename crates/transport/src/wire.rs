@@ -31,6 +31,8 @@ const LAST: &[u8] = b"Mission-Head: 0123456789abcdef\r\n\r\n";
 const SOURCE: &str = "/source";
 /// Last part of the path that asks for chunks of a stream.
 const CHUNKS: &str = "/chunks";
+/// Last part of the path of a request that only proves the token: of no object.
+const PLACE: &str = "/place";
 const PAD: &str = "Mission-Pad: ";
 /// A header before a body is padded to a multiple of this. Behind a header of odd length, every copy of the body into
 /// and out of the kernel's buffers straddles cache lines, which costs 7 to 15 % of the rate
@@ -53,6 +55,8 @@ pub struct Request {
 /// What a client wants of a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wants {
+    /// Nothing yet: a place among the connections that are served. The part is of no meaning.
+    Place,
     /// Bytes of it.
     Range {
         start: u64,
@@ -136,6 +140,9 @@ impl Request {
     pub fn write(&self) -> Vec<u8> {
         let mut head = format!("GET /v1/{}/{}", self.object, self.part);
         match &self.wants {
+            Wants::Place => {
+                let _ = write!(head, "{PLACE} HTTP/1.1\r\nHost: mission\r\n");
+            }
             Wants::Range { start, len, congestion_control, rto_min_us, transfer } => {
                 let _ = write!(head, " HTTP/1.1\r\nHost: mission\r\nRange: {}\r\n", range_of(*start, *len));
                 if let Some(name) = congestion_control {
@@ -197,6 +204,7 @@ impl Request {
         let path = parsed.path.unwrap_or_default();
         let (path, source) = path.strip_suffix(SOURCE).map_or((path, false), |path| (path, true));
         let (path, chunks) = path.strip_suffix(CHUNKS).map_or((path, false), |path| (path, true));
+        let (path, place) = path.strip_suffix(PLACE).map_or((path, false), |path| (path, true));
         let target = path.strip_prefix("/v1/").and_then(|rest| rest.split_once('/'));
         let target = target.and_then(|(object, part)| Some((object.parse().ok()?, strict_number(part)?)));
         let (object, part) = target.ok_or_else(|| bad(404, "paths are /v1/<object>/<part>"))?;
@@ -236,7 +244,9 @@ impl Request {
                 _ => {}
             }
         }
-        let wants = if source {
+        let wants = if place {
+            Wants::Place
+        } else if source {
             let serves = serves.ok_or_else(|| {
                 bad(400, "a request for a source has to name the address that its sender serves from")
             })?;
@@ -582,6 +592,8 @@ mod tests {
         assert_eq!(Request::parse(&request().write()), Ok(request()));
         assert_eq!(Request::parse(&source_request().write()), Ok(source_request()));
         assert_eq!(Request::parse(&chunks_request().write()), Ok(chunks_request()));
+        let place = Request { wants: Wants::Place, ..request() };
+        assert_eq!(Request::parse(&place.write()), Ok(place));
         assert_eq!(Response::parse(&response().write()), Ok(response()));
     }
 

@@ -164,7 +164,8 @@ impl Controller {
             let shuffles = self.shuffles.of(&status.job);
             let chains = chains.remove(&status.job).unwrap_or_default();
             let recomputed = self.recomputed.get(&status.job).copied().unwrap_or(0);
-            let earlier_reported = self.transfers.earlier(&status.job);
+            let is_some = status.earlier.transfers > 0;
+            let earlier_reported = is_some.then(|| self.transfers.earlier(&status.job));
             JobNow { recomputed, transfers, earlier_reported, shuffles, chains, status }
         };
         self.mission.status().into_iter().filter(wanted).map(now).collect()

@@ -163,17 +163,13 @@ impl Transfers {
     }
 
     /// What is known of a job's transfers that ended long ago.
-    pub fn earlier(&self, job: &JobId) -> Option<Merged> {
-        self.earlier.get(job).map(|sum| Merged::of([sum]))
+    pub fn earlier(&self, job: &JobId) -> Merged {
+        Merged::of(self.earlier.get(job))
     }
 
     /// A transfer ended long ago: it is only in the sum of its job.
     pub fn forget_one(&mut self, transfer: &TransferId) {
-        let Some(mut own) = self.reports.remove(transfer) else { return };
-        for (_, report) in std::mem::take(&mut own.by_worker).into_values() {
-            own.past(&report); // of workers that are gone
-        }
-        if let Some(past) = own.past {
+        if let Some(past) = self.reports.remove(transfer).and_then(|own| own.past) {
             match self.earlier.get_mut(&transfer.job) {
                 Some(sum) => sum.absorb(&past),
                 None => _ = self.earlier.insert(transfer.job.clone(), *past),
@@ -195,10 +191,9 @@ impl Transfers {
     pub fn worker_gone(&mut self, worker: &WorkerId) {
         self.closed.remove(worker);
         for own in self.reports.values_mut() {
-            if let Some((number, report)) = own.by_worker.get_mut(worker) {
-                // Another process may have its name from now on.
-                *number = 0;
-                report.flows = 0;
+            // Another process may have its name from now on.
+            if let Some((_, report)) = own.by_worker.remove(worker) {
+                own.past(&report);
                 own.merged = None;
             }
         }

@@ -6,25 +6,24 @@
 //! there for a while leave after their answer; their clients come again, with a later turn.
 
 use crate::defaults::{
-    ADMISSION, BUSY_RETRY_MAX, BUSY_RETRY_MS, RETRY_MAX, SERVER_CONNECTIONS, UNADMITTED_CONNECTIONS, YIELDS_AFTER,
+    ADMISSION, BUSY_RETRY_MAX, BUSY_RETRY_MS, PROGRESS_TIMEOUT, SERVER_CONNECTIONS, UNADMITTED_CONNECTIONS,
+    YIELDS_AFTER,
 };
-use crate::random::SplitMix;
+use crate::strangers::Strangers;
 use crate::units::Time;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// A connection, numbered by the caller; numbers are not used again.
-pub type Number = u64;
+pub use crate::strangers::Number;
 /// A place among those that wait for admission.
 pub type Turn = u64;
 
-/// A client sends at once. One that a busy host delays has this long before unknown clients that send are preferred to
-/// it.
-const SILENT: Duration = Duration::from_millis(20);
-/// A client that waits comes again within [`BUSY_RETRY_MAX`], once it has a slot of its host. After this time it has given
-/// up: until then a place is kept free for it.
-pub const GIVEN_UP: Duration = RETRY_MAX;
+/// A place is kept free for a client that waits for this long after it came: it comes again within [`BUSY_RETRY_MAX`],
+/// unless it waits for a slot of its host, or has given up.
+const KEPT_FREE: Duration = BUSY_RETRY_MAX.saturating_mul(2);
+/// Its turn lasts for as long as a fetch waits.
+pub const TURN_LASTS: Duration = PROGRESS_TIMEOUT;
 /// Most clients whose turns are remembered. Further ones have none until then.
 const WAITING_MAX: usize = 16 << 10;
 
@@ -38,15 +37,6 @@ pub enum Admission {
     Busy { turn: Option<Turn>, retry_after: Duration },
 }
 
-/// A connection whose client has not proved the token.
-struct Stranger {
-    number: Number,
-    since: Time,
-    from: IpAddr,
-    /// It has sent something, as every client does at once.
-    asked: bool,
-}
-
 /// A connection of a client.
 struct Guest {
     since: Time,
@@ -55,35 +45,32 @@ struct Guest {
 }
 
 pub struct Door {
-    /// The oldest first.
-    strangers: VecDeque<Stranger>,
+    strangers: Strangers,
     guests: BTreeMap<Number, Guest>,
     /// Clients that were sent away, by their turns, and when they came last.
     waiting: BTreeMap<Turn, Time>,
     next_turn: Turn,
-    random: SplitMix,
 }
 
 impl Door {
     /// `seed`: which stranger has to go is not to be foreseen.
     pub fn new(seed: u64) -> Door {
         Door {
-            strangers: VecDeque::new(),
+            strangers: Strangers::new(UNADMITTED_CONNECTIONS, ADMISSION, seed),
             guests: BTreeMap::new(),
             waiting: BTreeMap::new(),
             next_turn: 1,
-            random: SplitMix(seed),
         }
     }
 
     /// A connection was accepted.
     pub fn arrives(&mut self, now: Time, number: Number, from: IpAddr) {
-        self.strangers.push_back(Stranger { number, since: now, from, asked: false });
+        self.strangers.arrives(now, number, from);
     }
 
     /// Connections that have sent nothing yet.
     pub fn silent(&self) -> impl Iterator<Item = Number> + '_ {
-        self.strangers.iter().filter(|own| !own.asked).map(|own| own.number)
+        self.strangers.silent()
     }
 
     /// Whether some connection owes its proof.
@@ -93,46 +80,22 @@ impl Door {
 
     /// A connection has sent its first bytes.
     pub fn asked(&mut self, number: Number) {
-        if let Some(own) = self.strangers.iter_mut().find(|own| own.number == number) {
-            own.asked = true;
-        }
+        self.strangers.asked(number);
     }
 
-    /// Gives the connections to close: those whose time for the proof is over; then, until [`UNADMITTED_CONNECTIONS`] are
-    /// left, one of the address that has most of them: one that has been silent, if any. Not the oldest: attackers that
-    /// connect faster than a proof takes would leave no client the time for it.
+    /// Gives the connections of strangers to close.
     pub fn tidy(&mut self, now: Time) -> Vec<Number> {
-        let mut closes = Vec::new();
-        while self.strangers.front().is_some_and(|own| now.since(own.since) >= ADMISSION) {
-            closes.extend(self.strangers.pop_front().map(|own| own.number));
-        }
-        while self.strangers.len() > UNADMITTED_CONNECTIONS {
-            let mut counts = BTreeMap::<IpAddr, usize>::new();
-            self.strangers.iter().for_each(|own| *counts.entry(own.from).or_default() += 1);
-            let (from, _) = counts.into_iter().max_by_key(|(_, count)| *count).expect("there are some");
-            let of_it = |silent: bool| {
-                let is_silent = |own: &Stranger| !own.asked && now.since(own.since) >= SILENT;
-                let all = self.strangers.iter().enumerate();
-                let found = all.filter(|(_, own)| own.from == from && (!silent || is_silent(own)));
-                found.map(|(at, _)| at).collect::<Vec<_>>()
-            };
-            let mut candidates = of_it(true);
-            if candidates.is_empty() {
-                candidates = of_it(false);
-            }
-            let at = candidates[self.random.next() as usize % candidates.len()];
-            closes.extend(self.strangers.remove(at).map(|own| own.number));
-        }
-        closes
+        self.strangers.tidy(now)
     }
 
     /// A client has proved the token; `turn`: what it was given when it was sent away.
     pub fn admit(&mut self, now: Time, number: Number, turn: Option<Turn>) -> Admission {
-        self.strangers.retain(|own| own.number != number);
-        self.waiting.retain(|_, came| now.since(*came) < GIVEN_UP);
+        self.strangers.leaves(number);
+        self.waiting.retain(|_, came| now.since(*came) < TURN_LASTS);
         // Only turns that were given out count.
         let turn = turn.filter(|turn| self.waiting.contains_key(turn));
-        let before = turn.map_or(self.waiting.len(), |turn| self.waiting.range(..turn).count());
+        let earlier = self.waiting.range(..turn.unwrap_or(Turn::MAX));
+        let before = earlier.filter(|(_, came)| now.since(**came) < KEPT_FREE).count();
         let idle = self.guests.iter().filter_map(|(own, guest)| Some((guest.idle?, *own)));
         let (count, longest) = idle.fold((0, None), |(count, longest), one| {
             (count + 1, Some(longest.map_or(one, |other: (Time, Number)| other.min(one))))
@@ -170,12 +133,12 @@ impl Door {
         let there = self.guests.get(&number).map(|guest| now.since(guest.since));
         let free = SERVER_CONNECTIONS.saturating_sub(self.guests.len());
         there.is_some_and(|there| there >= YIELDS_AFTER)
-            && self.waiting.values().filter(|came| now.since(**came) < GIVEN_UP).take(free + 1).count() > free
+            && self.waiting.values().filter(|came| now.since(**came) < KEPT_FREE).take(free + 1).count() > free
     }
 
     /// A connection has ended.
     pub fn leaves(&mut self, number: Number) {
-        self.strangers.retain(|own| own.number != number);
+        self.strangers.leaves(number);
         self.guests.remove(&number);
     }
 
@@ -194,42 +157,6 @@ mod tests {
 
     fn at(millis: u64) -> Time {
         Time(0) + Duration::from_millis(millis)
-    }
-
-    /// Connections of one address: strangers, each with or without received bytes, and one that arrived last.
-    fn strangers(count: u64, asked: bool, seed: u64) -> Door {
-        let mut door = Door::new(seed);
-        for number in 0..count {
-            door.arrives(at(0), number, HERE);
-            if asked {
-                door.asked(number);
-            }
-        }
-        door.arrives(at(40), count, HERE);
-        door
-    }
-
-    #[test]
-    fn who_is_silent_makes_room_for_one_that_has_just_come() {
-        for seed in 0..200 {
-            let mut door = strangers(64, false, seed);
-            assert!(!door.tidy(at(40)).contains(&64));
-        }
-    }
-
-    /// Regression: one byte kept an attacker's connection, and a client that had sent nothing yet lost its place.
-    #[test]
-    fn strangers_that_speak_are_not_preferred_to_one_that_has_just_come() {
-        let stays = |seed: &u64| !strangers(64, true, *seed).tidy(at(40)).contains(&64);
-        let stayed = (0..400).filter(stays).count();
-        assert!(stayed > 350, "{stayed} of 400");
-    }
-
-    #[test]
-    fn who_owes_its_proof_for_too_long_goes() {
-        let mut door = strangers(3, true, 1);
-        assert_eq!(door.tidy(Time(0) + ADMISSION), [0, 1, 2]);
-        assert_eq!(door.count(), (1, 0));
     }
 
     /// A door all of whose places are busy.
@@ -270,13 +197,15 @@ mod tests {
         let third = busy(door.admit(at(2), 1002, None));
         assert_eq!(busy(door.admit(at(3), 1003, Some(second))), second);
         assert_eq!(door.admit(at(4), 1004, Some(first)), Admission::Admitted { closes: None });
-        // The second has given up: it keeps nobody out.
+        // The second comes seldom: it keeps nobody out, but it has not lost its turn.
         door.leaves(1);
-        let later = at(1000) + GIVEN_UP;
-        assert_eq!(busy(door.admit(at(1000), 1005, Some(third))), third);
-        assert_eq!(door.admit(at(999) + GIVEN_UP, 1006, Some(third)), Admission::Admitted { closes: None });
-        // A turn that nobody was given is none.
-        assert!(busy(door.admit(later, 1007, Some(u64::MAX))) < u64::MAX);
+        let later = at(3) + KEPT_FREE;
+        assert_eq!(busy(door.admit(at(500), 1005, Some(third))), third);
+        assert_eq!(door.admit(later, 1006, Some(third)), Admission::Admitted { closes: None });
+        let fourth = busy(door.admit(later, 1007, None));
+        door.leaves(2);
+        assert!(fourth > second);
+        assert_eq!(door.admit(later, 1008, Some(second)), Admission::Admitted { closes: None });
     }
 
     /// Twice as many clients as places, each with work for ever: all come in again and again.

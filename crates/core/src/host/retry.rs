@@ -26,6 +26,11 @@ impl Retry {
         least.min(RETRY_MAX).max(grown(least, self.busy, BUSY_RETRY_MAX, random))
     }
 
+    /// The last try failed.
+    pub fn is_failing(&self) -> bool {
+        self.failures > 0
+    }
+
     /// It has given an answer that is of use.
     pub fn answered(&mut self) {
         *self = Retry::default();

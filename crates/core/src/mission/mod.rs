@@ -59,7 +59,7 @@ struct Job {
     plan: Option<FlightPlan>,
     refused: Option<String>,
     transfers: BTreeMap<Stages, Transfer>,
-    /// Transfers that may be forgotten, unless they have stirred since; the first that ended comes first.
+    /// Transfers whose records are over, unless they have stirred since; the first that ended comes first.
     quiet: VecDeque<Stages>,
     earlier: Earlier,
 }
@@ -75,7 +75,7 @@ impl Job {
     fn worker_left(&mut self, worker: &WorkerId, commands: &mut Vec<Command>) {
         for (stages, own) in &mut self.transfers {
             own.learn(worker, None);
-            if own.is_quiet() && !own.listed {
+            if own.is_quiet() && own.began_at.is_some() && !own.listed {
                 own.listed = true;
                 self.quiet.push_back(stages.clone());
             }
@@ -91,9 +91,9 @@ impl Job {
         }
     }
 
-    /// Keeps no more transfers than a job may have, besides those that are under way.
+    /// Keeps no more quiet transfers than a job may have.
     fn forget(&mut self, commands: &mut Vec<Command>) {
-        while self.transfers.len() > defaults::TRANSFERS_PER_JOB
+        while self.quiet.len() > defaults::TRANSFERS_PER_JOB
             && let Some(oldest) = self.quiet.pop_front()
         {
             let Some(own) = self.transfers.get_mut(&oldest) else { continue };
@@ -433,9 +433,7 @@ impl MissionController {
             let before = transfer.pattern();
             transfer.classified = Some(classified);
             changed |= transfer.active() && before != transfer.pattern();
-            let job = id.job.clone();
             transfer.announce(id, commands);
-            self.jobs.get_mut(&job).expect("it has a transfer").forget(commands);
         }
         changed
     }
@@ -452,9 +450,7 @@ impl MissionController {
         }
         let job = self.jobs.get_mut(&id.job).expect("it has just arrived");
         let arrivals = &mut self.arrivals;
-        let quiet = &mut job.quiet;
-        job.transfers.entry((id.from.clone(), id.to.clone())).or_insert_with_key(|stages| {
-            quiet.push_back(stages.clone());
+        job.transfers.entry((id.from.clone(), id.to.clone())).or_insert_with(|| {
             *arrivals += 1;
             Transfer::new(*arrivals - 1, now)
         })

@@ -64,7 +64,7 @@ impl Transfer {
             asked: 0,
             served: 0,
             moving: 0,
-            listed: true,
+            listed: false,
             to_receive: BTreeMap::new(),
             to_send: BTreeMap::new(),
             measured: (now, 0, 0.0),
@@ -125,7 +125,7 @@ impl Transfer {
         self.moving > 0
     }
 
-    /// No worker knows anything of it, yet or any more.
+    /// No worker has a record of it.
     pub(super) fn is_quiet(&self) -> bool {
         self.progress.is_empty()
     }

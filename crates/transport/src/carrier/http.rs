@@ -176,6 +176,18 @@ impl<C: Channel> HttpConnection<C> {
 }
 
 impl<C: Channel> Connection for HttpConnection<C> {
+    fn take_place(&mut self) -> Result<(), Fault> {
+        let usable = std::mem::take(&mut self.usable);
+        let (object, wants) = (ObjectId([0; 16]), Wants::Place);
+        self.request(Request { object, part: 0, wants, nonce: None, proof: None, turn: None })?;
+        let response = self.response()?;
+        if response.status != 204 {
+            return Err(refusal(&response));
+        }
+        self.usable = usable;
+        Ok(())
+    }
+
     fn ask(&mut self, ask: &Ask, len: u64) -> Result<(), Fault> {
         let wants = Wants::Range {
             start: ask.start,

@@ -97,6 +97,12 @@ pub trait End: Send + Sync {
 }
 
 pub trait Connection: Send {
+    /// Proves the token, and waits until the server serves this connection.
+    ///
+    /// # Errors
+    /// The server has no place, refuses, or cannot be asked; the connection is used up.
+    fn take_place(&mut self) -> Result<(), Fault>;
+
     /// Asks for `len` bytes. May be called again before they have been received: answers arrive in the order of
     /// requests.
     ///

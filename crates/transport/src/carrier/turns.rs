@@ -1,7 +1,7 @@
 //! The turns that busy servers gave this process ([`mission_core::host::door`]): each goes with the next try there.
 
 use crate::clock::lasting;
-use mission_core::host::door::{GIVEN_UP, Turn};
+use mission_core::host::door::{TURN_LASTS, Turn};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard};
@@ -20,7 +20,7 @@ impl Turns {
     pub fn take(&self, server: SocketAddr) -> Option<Turn> {
         let mut of = self.lock();
         let turns = of.get_mut(&server)?;
-        turns.retain(|(given, _)| given.elapsed() < lasting(GIVEN_UP));
+        turns.retain(|(given, _)| given.elapsed() < lasting(TURN_LASTS));
         let first = turns.pop_front().map(|(_, turn)| turn);
         if turns.is_empty() {
             of.remove(&server);
@@ -31,7 +31,7 @@ impl Turns {
     /// A server has sent this process away.
     pub fn keep(&self, server: SocketAddr, turn: Turn) {
         let mut of = self.lock();
-        of.retain(|_, turns| turns.back().is_some_and(|(given, _)| given.elapsed() < lasting(GIVEN_UP)));
+        of.retain(|_, turns| turns.back().is_some_and(|(given, _)| given.elapsed() < lasting(TURN_LASTS)));
         let turns = of.entry(server).or_default();
         let at = turns.partition_point(|(_, other)| *other < turn);
         turns.insert(at, (Instant::now(), turn));

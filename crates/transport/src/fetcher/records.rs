@@ -102,7 +102,7 @@ impl State {
         {
             // What has moved since comes again later. One that still waits for bytes moves none.
             let is_over = |record: &TransferReport| {
-                record.ended == ended && !record.moved && record.flows == 0 && record.asked_bytes == record.served_bytes
+                record.ended == ended && !record.moved && record.flows == 0 && record.asked_bytes <= record.served_bytes
             };
             if self.transfers.get(&transfer).is_some_and(is_over)
                 && let Some(record) = self.transfers.remove(&transfer)

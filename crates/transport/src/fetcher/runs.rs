@@ -342,6 +342,7 @@ impl Shared {
             if thread.spawn(connect).is_err() {
                 // The caller, or a helper, does it when it is free.
                 state.queue.extend(assigned.lock().expect("no panic while held").take());
+                self.work.notify_one();
             }
         } else {
             state.queue.push_back(assigned);
@@ -375,7 +376,12 @@ impl Shared {
         let mut connection = None;
         let began = Instant::now();
         let outcome = match self.connected(&mut connection, address, &leg, run.ticket) {
-            Ok(_) => Outcome::Connected,
+            // In a slot it would keep others waiting; and a server closes what is silent to make room.
+            Ok(connection) => match connection.take_place() {
+                Ok(()) => Outcome::Connected,
+                // It answers: another leg would be answered alike.
+                Err(fault) => broken(0, fault),
+            },
             Err(fault) => Outcome::NotConnected { fault },
         };
         let took = began.elapsed();
@@ -420,12 +426,12 @@ impl Shared {
                 Err(fault) => Outcome::NotConnected { fault },
             };
             let took = began.elapsed();
-            // The server has closed what it found idle: that is no fault of the range.
+            // The server has closed what it found idle, or after its last answer: that is no fault of the range.
             let closed = matches!(&outcome, Outcome::Broken { verified: 0, fault: Fault::Connection(_) });
             drop(place);
             state = self.lock();
             let cut = state.running.get(&ticket).is_some_and(|running| running.cut);
-            if std::mem::take(&mut kept) && closed && !cut {
+            if (std::mem::take(&mut kept) || asked) && closed && !cut {
                 outcome = Outcome::Stale;
             }
             if cut && let Outcome::Broken { fault: Fault::Connection(why), .. } = &mut outcome {

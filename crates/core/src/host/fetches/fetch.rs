@@ -26,6 +26,8 @@ pub struct Fetch {
     /// Chunks that wait for a slot, oldest first.
     pub asked: VecDeque<Ticket>,
     pub running: u32,
+    /// Of those, attempts to connect.
+    pub connecting: u32,
     /// Chunks that wait for a slot or run, by source.
     pub on_source: BTreeMap<SourceId, u32>,
     /// Sources that have one run at a time.
@@ -40,6 +42,9 @@ pub struct Fetch {
     pub failed: Option<FetchError>,
     pub tally: Tally,
 }
+
+/// A queue is compacted from this many entries on that do not count.
+const COMPACTED_FROM: usize = 64;
 
 /// A piece: its list of sources, and its chunks.
 struct OfPiece {
@@ -109,6 +114,11 @@ impl Ways<'_> {
     pub fn is_reached(&self, source: SourceId) -> bool {
         self.reached.contains(&source)
     }
+
+    /// It failed when it was tried last.
+    fn is_failing(&self, source: SourceId) -> bool {
+        self.sources.get(&source).is_some_and(|own| own.retry.is_failing())
+    }
 }
 
 impl Fetch {
@@ -135,6 +145,7 @@ impl Fetch {
             queued: 0,
             asked: VecDeque::new(),
             running: 0,
+            connecting: 0,
             on_source: BTreeMap::new(),
             one_run,
             unfinished: 0,
@@ -234,16 +245,39 @@ impl Fetch {
     /// # Errors
     /// When the first may be asked; `None`: not before a run or an attempt to connect ends.
     pub fn eligible(&self, list: u32, ways: &Ways<'_>) -> Result<SourceId, Option<Time>> {
-        let mut first: Option<Time> = None;
-        for source in self.lists[list as usize].iter().filter(|source| !self.is_taken(**source)) {
+        self.choose(list, ways, |source| !self.is_taken(source))
+    }
+
+    fn choose(&self, list: u32, ways: &Ways<'_>, may: impl Fn(SourceId) -> bool) -> Result<SourceId, Option<Time>> {
+        let (mut first, mut only_reached) = (None::<Time>, false);
+        for source in self.lists[list as usize].iter().filter(|source| may(**source)) {
             match ways.ready(*source) {
-                Ok(()) => return Ok(*source),
+                Ok(()) if !only_reached || ways.is_reached(*source) => return Ok(*source),
+                Ok(()) => {}
                 Err(Some(at)) => first = Some(first.map_or(at, |first| first.min(at))),
-                // It is known soon whether this one can be reached; the others come after it.
-                Err(None) => break,
+                // It is tried for the first time: it is known soon whether it can be reached.
+                Err(None) if ways.may_connect && !ways.is_failing(*source) => break,
+                Err(None) => only_reached = true,
             }
         }
         Err(first)
+    }
+
+    /// Why none of its waiting chunks can be asked for: their sources cannot be reached, one of them since then.
+    pub fn unreached<'a>(
+        &self,
+        ways: &Ways<'_>,
+        why: &'a BTreeMap<SourceId, (Time, String)>,
+    ) -> Option<&'a (Time, String)> {
+        let waiting = self.lists.iter().zip(&self.queues).filter(|(_, queue)| queue.waiting > 0);
+        let mut found = None;
+        for (sources, _) in waiting {
+            if sources.iter().any(|source| ways.is_reached(*source)) {
+                return None;
+            }
+            found = Some(sources.iter().find_map(|source| why.get(source))?);
+        }
+        found
     }
 
     /// Whether a chunk of this list, which has a slot, may run from this source.
@@ -279,9 +313,8 @@ impl Fetch {
 
     /// Takes a chunk out of its queue for this source. The source may have one more run than its limit: the chunk
     /// follows on the same connection.
-    pub fn next_of(&mut self, now: Time, source: SourceId, sources: &BTreeMap<SourceId, Source>) -> Option<u32> {
-        let ready = |source: &SourceId| sources.get(source).is_none_or(|own| own.not_before <= now);
-        let first = |list: &u32| self.lists[*list as usize].iter().find(|source| ready(source)) == Some(&source);
+    pub fn next_of(&mut self, source: SourceId, ways: &Ways<'_>) -> Option<u32> {
+        let first = |list: &u32| self.choose(*list, ways, |_| true) == Ok(source);
         let list = *self.turns.iter().find(|list| self.queues[**list as usize].waiting > 0 && first(list))?;
         self.pop(list)
     }
@@ -342,6 +375,21 @@ impl Fetch {
                 self.queues[old as usize].waiting -= 1;
                 self.queues[new as usize].push(chunk);
             }
+        }
+        self.compact(old);
+        self.compact(new);
+    }
+
+    /// Drops the entries of a queue that do not count, once they are most of them.
+    fn compact(&mut self, list: u32) {
+        let queue = &self.queues[list as usize];
+        if queue.entries.len() > 2 * queue.waiting + COMPACTED_FROM {
+            let mut seen = BTreeSet::new();
+            let mut entries = std::mem::take(&mut self.queues[list as usize].entries);
+            entries.retain(|chunk| {
+                self.chunks[*chunk as usize].queued && self.list_of(*chunk) == list && seen.insert(*chunk)
+            });
+            self.queues[list as usize].entries = entries;
         }
     }
 

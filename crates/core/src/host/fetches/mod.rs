@@ -234,8 +234,9 @@ pub struct Fetches {
     groups: BTreeMap<GroupId, Group>,
     sources: BTreeMap<SourceId, Source>,
     tickets: Tickets,
-    /// Attempts to connect that are under way.
+    /// Attempts to connect that are under way, and the member that was served first when one ended last.
     connecting: usize,
+    served: MemberId,
     host_done: u64,
     host_done_at: Time,
     /// When this process last received something.
@@ -262,6 +263,8 @@ struct Group {
     reached: BTreeSet<SourceId>,
     /// Sources that are being connected to, by a leg of this plan.
     connecting: BTreeSet<SourceId>,
+    /// Sources that could not be connected to: since when, and why at last.
+    unreached: BTreeMap<SourceId, (Time, String)>,
     /// Sources to which a connection has just carried a chunk: going on with them saves a handshake.
     warm: Vec<SourceId>,
     members: u32,
@@ -322,6 +325,7 @@ impl Fetches {
                 group.fewer.clear();
                 group.warm.clear();
                 group.reached.clear();
+                group.unreached.clear();
                 group.connecting.clear();
             }
             Event::Reaches { group, source, legs } => {
@@ -367,7 +371,7 @@ impl Fetches {
         let fetch = self.fetches.get_mut(&run.fetch).filter(|fetch| fetch.failed.is_none())?;
         let plan = self.groups.get(&fetch.group).map_or(0, |group| group.plan);
         // Towards the end, other slots would be idle meanwhile; and a new plan begins with the next chunk.
-        if fetch.queued + fetch.asked.len() < fetch.running as usize || plan != run.plan {
+        if fetch.queued + fetch.asked.len() < (fetch.running - fetch.connecting) as usize || plan != run.plan {
             return None;
         }
         let tickets = &mut self.tickets;
@@ -384,7 +388,10 @@ impl Fetches {
                 commands.push(Command::Withdraw { ticket });
                 held.chunk
             }
-            None => fetch.next_of(now, run.source, &self.sources)?,
+            None => {
+                let group = self.groups.get(&fetch.group)?;
+                fetch.next_of(run.source, &group.ways(now, &self.sources, self.connecting))?
+            }
         };
         self.tickets.get(run.ticket)?.next = Some(chunk);
         let member = fetch.member;
@@ -429,7 +436,7 @@ impl Fetches {
                 (held.source, held.running) = (source, true);
                 (held.watched_at, held.watched_bytes) = (now, 0);
                 fetch.running += 1;
-                fetch.tally.flows_peak = fetch.tally.flows_peak.max(fetch.running);
+                fetch.tally.flows_peak = fetch.tally.flows_peak.max(fetch.running - fetch.connecting);
                 let leg = group.leg_to(source);
                 let (id, chunk) = (held.fetch, held.chunk);
                 commands.push(Command::Run(fetch.run(id, ticket, chunk, source, leg, group.plan)));
@@ -506,10 +513,6 @@ impl Fetches {
                 return;
             }
         }
-        let why_not = match &outcome {
-            Outcome::NotConnected { fault } => Some(words(fault)),
-            _ => None,
-        };
         let chunk = &mut fetch.chunks[run.chunk as usize];
         let (moved, fault, connected) = match outcome {
             Outcome::Whole => (chunk.len, None, true),
@@ -534,7 +537,9 @@ impl Fetches {
                 self.tickets.remove(run.ticket);
                 fetch.running -= 1;
                 fetch.count(run.source, -1);
-                if !connects {
+                if connects {
+                    fetch.connecting -= 1;
+                } else {
                     commands.push(Command::Done { ticket: run.ticket, moved: in_slot });
                 }
             }
@@ -542,7 +547,7 @@ impl Fetches {
         let group = self.groups.entry(fetch.group).or_default();
         if connects {
             self.connecting -= 1;
-            group.connected(run, &fault);
+            group.connected(now, run, &fault);
         }
         let source = self.sources.entry(run.source).or_default();
         if moved > 0 {
@@ -579,11 +584,21 @@ impl Fetches {
                 match next_leg {
                     Some(()) => {
                         let why = words(&fault);
-                        fetch.fault = Some(why.clone());
+                        if !connects {
+                            fetch.fault = Some(why.clone());
+                        }
                         commands.push(Command::FellBack { fetch: run.fetch, source: run.source, leg: run.leg, why });
                         None
                     }
-                    None => fetch.handle_fault(now, run, source, fault),
+                    None => {
+                        let before = fetch.fault.take();
+                        let error = fetch.handle_fault(now, run, source, fault);
+                        if connects {
+                            // Its group knows it, for all fetches that wait for this source.
+                            fetch.fault = before;
+                        }
+                        error
+                    }
                 }
             }
         };
@@ -594,37 +609,23 @@ impl Fetches {
             None => {}
         }
         if connects {
-            self.looked_for(now, run.source, group, why_not, commands);
+            self.looked_for(now, group, commands);
         } else {
             self.adjust(now, member, commands);
         }
     }
 
-    /// An attempt to connect has ended: all that waited for it go on, or know why not.
-    fn looked_for(
-        &mut self,
-        now: Time,
-        source: SourceId,
-        group: GroupId,
-        why_not: Option<String>,
-        commands: &mut Vec<Command>,
-    ) {
+    /// An attempt to connect has ended: all that waited for it go on.
+    fn looked_for(&mut self, now: Time, group: GroupId, commands: &mut Vec<Command>) {
         let full = self.connecting + 1 == CONNECTING_MAX;
-        let mut members = BTreeSet::new();
-        for fetch in self.fetches.values_mut() {
-            if fetch.group == group && fetch.queued > 0 {
-                if let Some(why) = &why_not
-                    && fetch.fault.is_none()
-                    && fetch.lists.iter().any(|list| list.contains(&source))
-                {
-                    fetch.fault = Some(why.clone());
-                }
-                members.insert(fetch.member);
-            } else if full && fetch.queued > 0 {
-                // It may have waited for its turn to connect.
-                members.insert(fetch.member);
-            }
-        }
+        // Others may have waited for their turn to connect.
+        let waits = |fetch: &&Fetch| fetch.queued > 0 && (full || fetch.group == group);
+        let members: BTreeSet<MemberId> = self.fetches.values().filter(waits).map(|fetch| fetch.member).collect();
+        // Not always the same first.
+        let mut members: Vec<MemberId> = members.into_iter().collect();
+        let first = members.partition_point(|member| *member <= self.served);
+        members.rotate_left(first);
+        self.served = members.first().copied().unwrap_or(self.served);
         members.into_iter().for_each(|member| self.adjust(now, member, commands));
     }
 
@@ -638,7 +639,18 @@ impl Fetches {
             // It waits for slots; or there was no fault, and other fetches of its member have requested all slots that
             // the member may.
             let waits_for_slots = !fetch.asked.is_empty() || fetch.fault.is_none();
-            let why = if fetch.running == 0 && waits_for_slots {
+            let group = self.groups.get(&fetch.group);
+            let unreached = group.filter(|_| fetch.asked.is_empty()).and_then(|group| {
+                let found = fetch.unreached(&group.ways(now, &self.sources, self.connecting), &group.unreached);
+                found.filter(|(since, _)| now.since(*since) >= defaults::PROGRESS_TIMEOUT)
+            });
+            let why = if fetch.running > fetch.connecting {
+                fetch.fault.clone().unwrap_or_else(|| format!("its sources sent nothing in {seconds} s"))
+            } else if let Some((_, why)) = unreached {
+                why.clone()
+            } else if fetch.connecting > 0 {
+                continue;
+            } else if waits_for_slots {
                 // Others get their chunks: this one's turn comes.
                 if now.since(self.host_done_at.max(self.progress_at)) < defaults::PROGRESS_TIMEOUT {
                     continue;
@@ -729,6 +741,7 @@ impl Fetches {
                         fetch.count(source, 1);
                         if connects {
                             fetch.running += 1;
+                            fetch.connecting += 1;
                             self.connecting += 1;
                             group.connecting.insert(source);
                             let leg = group.leg_to(source);
@@ -769,14 +782,18 @@ impl Group {
     }
 
     /// An attempt to connect has ended.
-    fn connected(&mut self, run: &Run, fault: &Option<Fault>) {
+    fn connected(&mut self, now: Time, run: &Run, fault: &Option<Fault>) {
         if run.plan != self.plan {
             return; // that leg is of another plan
         }
         self.connecting.remove(&run.source);
-        if fault.is_none() {
-            self.reached.insert(run.source);
-            self.keep_warm(run.source);
+        match fault {
+            None => {
+                self.reached.insert(run.source);
+                self.unreached.remove(&run.source);
+                self.keep_warm(run.source);
+            }
+            Some(fault) => self.unreached.entry(run.source).or_insert((now, String::new())).1 = words(fault),
         }
     }
 
