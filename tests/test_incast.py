@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -190,6 +191,28 @@ def test_a_server_limits_connections_and_answers():
     result = measure([f"127.0.0.1:{port}"], Reads(fragment=10_001, blocks=1, warm_up=0), TOKEN)
     assert result["ended"] and not result["blocks"]
     server.close()
+
+
+def test_strangers_that_only_connect_lock_nobody_out():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        server = _native.IncastServer(os.dup(listener.fileno()), TOKEN, 4, 10_000)
+    strangers = []
+    try:
+        for _ in range(300):
+            own = socket.socket()
+            strangers.append(own)
+            own.bind(("127.0.0.2", 0))
+            own.connect(("127.0.0.1", port))
+        began = time.monotonic()
+        result = measure([f"127.0.0.1:{port}"] * 4, Reads(fragment=1000, blocks=3, warm_up=0), TOKEN)
+        assert result["ended"] is None and len(result["blocks"]) == 3
+        # Before, until the strangers' time for a proof was over; now they are there all the time.
+        assert server.served()[1] >= 64 or time.monotonic() - began > 10
+    finally:
+        for own in strangers:
+            own.close()
+        server.close()
 
 
 def test_goodput_is_bytes_over_the_time_of_all_blocks_and_has_an_interval():

@@ -3,12 +3,15 @@
 use super::fresh::Sessions;
 use super::{Asked, Flow, HELLO_PATIENCE, READ_BYTES, Variables, hear, nonce, proves, say};
 use crate::auth::{self, Nonce, Purpose, Role, Token};
+use crate::clock::Clock;
 use crate::object::to_hex;
 use crate::socket;
+use mission_core::strangers::Strangers;
+use mission_core::units::Time;
 use serde_json::{Value, json};
 use socket2::{SockRef, TcpKeepalive};
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -20,6 +23,9 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 /// A client that requests nothing, or reads nothing, for this long has given up: a collapse backs off for minutes at
 /// most.
 const IDLE: Duration = Duration::from_secs(600);
+
+/// Connections that have proved nothing; more where more are served: a client may open all of its connections at once.
+const STRANGERS: usize = 64;
 
 /// What a server allows.
 #[derive(Clone, Copy, Debug)]
@@ -42,10 +48,17 @@ struct Serving {
     token: Token,
     limits: Limits,
     stop: AtomicBool,
-    streams: Mutex<Vec<(u64, TcpStream)>>,
+    clock: Clock,
+    open: Mutex<Open>,
     next: AtomicU64,
     served: AtomicU64,
     sessions: Sessions,
+}
+
+/// The connections, and which of them have proved nothing yet.
+struct Open {
+    streams: Vec<(u64, TcpStream)>,
+    strangers: Strangers,
 }
 
 impl Server {
@@ -60,7 +73,15 @@ impl Server {
             token: Token::new(token),
             limits,
             stop: AtomicBool::new(false),
-            streams: Mutex::default(),
+            clock: Clock::start(),
+            open: Mutex::new(Open {
+                streams: Vec::new(),
+                strangers: Strangers::new(
+                    STRANGERS.max(limits.connections),
+                    HELLO_PATIENCE,
+                    u64::from_ne_bytes(auth::random()),
+                ),
+            }),
             next: AtomicU64::new(0),
             served: AtomicU64::new(0),
             sessions: Sessions::default(),
@@ -76,12 +97,12 @@ impl Server {
 
     /// State of each connection that has something under way.
     pub fn variables(&self) -> Vec<Variables> {
-        self.shared.lock().iter().filter_map(|(_, stream)| Variables::of(stream)).collect()
+        self.shared.lock().streams.iter().filter_map(|(_, stream)| Variables::of(stream)).collect()
     }
 
     /// Bytes sent, and connections that are open.
     pub fn served(&self) -> (u64, usize) {
-        (self.shared.served.load(Ordering::Relaxed), self.shared.lock().len())
+        (self.shared.served.load(Ordering::Relaxed), self.shared.lock().streams.len())
     }
 }
 
@@ -90,21 +111,45 @@ impl Drop for Server {
         self.shared.stop.store(true, Ordering::Relaxed);
         // Wakes the thread that accepts: Linux ends its call with an error.
         let _ = rustix::net::shutdown(&self.shared.listener, rustix::net::Shutdown::Both);
-        self.shared.lock().iter().for_each(|(_, stream)| drop(stream.shutdown(Shutdown::Both)));
+        self.shared.lock().streams.iter().for_each(|(_, stream)| drop(stream.shutdown(Shutdown::Both)));
         if let Some(accepting) = self.accepting.take() {
             let _ = accepting.join();
         }
     }
 }
 
+impl Open {
+    /// A connection was accepted. Who only connects takes no place of those that prove the token.
+    fn arrives(&mut self, now: Time, id: u64, stream: TcpStream, from: IpAddr) {
+        self.streams.push((id, stream));
+        self.strangers.arrives(now, id, from);
+        for closed in self.strangers.tidy(now) {
+            if let Some(at) = self.streams.iter().position(|(other, _)| *other == closed) {
+                let _ = self.streams.swap_remove(at).1.shutdown(Shutdown::Both);
+            }
+        }
+    }
+
+    /// A client has proved the token: whether there is a place for it.
+    fn admits(&mut self, id: u64, most: usize) -> bool {
+        self.strangers.leaves(id);
+        self.streams.len() - self.strangers.len() <= most
+    }
+
+    fn leaves(&mut self, id: u64) {
+        self.strangers.leaves(id);
+        self.streams.retain(|(other, _)| *other != id);
+    }
+}
+
 impl Serving {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(u64, TcpStream)>> {
-        self.streams.lock().expect("no panic while held")
+    fn lock(&self) -> std::sync::MutexGuard<'_, Open> {
+        self.open.lock().expect("no panic while held")
     }
 
     fn accept(self: &Arc<Self>) {
         while !self.stop.load(Ordering::Relaxed) {
-            let Ok((stream, _)) = self.listener.accept() else {
+            let Ok((stream, from)) = self.listener.accept() else {
                 if !self.stop.load(Ordering::Relaxed) {
                     // Out of descriptors, or a peer that was gone at once.
                     thread::sleep(Duration::from_millis(10));
@@ -114,35 +159,33 @@ impl Serving {
             let Ok(clone) = stream.try_clone() else { continue };
             let id = self.next.fetch_add(1, Ordering::Relaxed);
             {
-                let mut streams = self.lock();
-                if streams.len() >= self.limits.connections || self.stop.load(Ordering::Relaxed) {
-                    let text = format!("this sender already serves {} connections", self.limits.connections);
-                    let _ = say(&stream, &json!({ "error": text }));
+                let mut open = self.lock();
+                if self.stop.load(Ordering::Relaxed) {
                     continue;
                 }
-                streams.push((id, clone));
+                open.arrives(self.clock.now(), id, clone, from.ip());
             }
             let own = self.clone();
             let serve = move || {
                 let mut stream = stream;
-                let _ = own.serve(&mut stream);
+                let _ = own.serve(&mut stream, id);
                 let _ = stream.shutdown(Shutdown::Both);
-                own.lock().retain(|(other, _)| *other != id);
+                own.lock().leaves(id);
             };
             if thread::Builder::new().name("incast-serve".into()).spawn(serve).is_err() {
-                self.lock().retain(|(other, _)| *other != id);
+                self.lock().leaves(id);
             }
         }
     }
 
-    fn serve(&self, stream: &mut TcpStream) -> io::Result<()> {
+    fn serve(&self, stream: &mut TcpStream, id: u64) -> io::Result<()> {
         stream.set_nodelay(true)?;
         SockRef::from(&*stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE))?;
         stream.set_write_timeout(Some(HELLO_PATIENCE))?;
         let until = Instant::now() + HELLO_PATIENCE;
         let hello = hear(stream, until)?;
         if !hello["session"].is_null() {
-            return self.serve_fresh(stream, &hello);
+            return self.serve_fresh(stream, id, &hello);
         }
         let client: Nonce = nonce(&hello)?;
         let server: Nonce = auth::random();
@@ -150,6 +193,10 @@ impl Serving {
         let hello = hear(stream, until)?;
         if !proves(&self.token, Role::Client, &client, &server, &hello) {
             return say(stream, &json!({ "error": "the tokens differ" }));
+        }
+        if !self.lock().admits(id, self.limits.connections) {
+            let text = format!("this sender already serves {} connections", self.limits.connections);
+            return say(stream, &json!({ "error": text }));
         }
         let proof = to_hex(&self.token.prove(Role::Server, &client, &server, Purpose::Ranges(&[])));
         let set = serde_json::from_value::<Asked>(hello["ask"].clone())
@@ -174,8 +221,11 @@ impl Serving {
     }
 
     /// Serves a connection of one block.
-    fn serve_fresh(&self, stream: &TcpStream, hello: &Value) -> io::Result<()> {
+    fn serve_fresh(&self, stream: &TcpStream, id: u64, hello: &Value) -> io::Result<()> {
         let Some((server, ask)) = self.sessions.admit(&self.token, hello) else { return Ok(()) };
+        if !self.lock().admits(id, self.limits.connections) {
+            return Ok(());
+        }
         // Nothing was sent yet: this is the initial window.
         let first = Flow::of(stream).cwnd;
         let flow = || Flow { cwnd_first: first, ..Flow::of(stream) };
