@@ -80,7 +80,12 @@ fn join(service: &Service, cluster: &str, incarnation: u64) -> BufReader<TcpStre
         reader.read_line(&mut line).unwrap();
     }
     assert!(line.starts_with("HTTP/1.1 101"), "{line}");
-    let hello = ToService::Hello {
+    say(&mut reader, &hello(cluster, incarnation));
+    reader
+}
+
+fn hello(cluster: &str, incarnation: u64) -> ToService {
+    ToService::Hello {
         protocol: PROTOCOL,
         cluster: cluster.into(),
         incarnation,
@@ -89,9 +94,7 @@ fn join(service: &Service, cluster: &str, incarnation: u64) -> BufReader<TcpStre
         transfers: vec![],
         carried: vec![],
         flows_per_host: None,
-    };
-    say(&mut reader, &hello);
-    reader
+    }
 }
 
 fn say(session: &mut BufReader<TcpStream>, message: &ToService) {
@@ -159,6 +162,24 @@ fn who_shows_no_token_or_another_learns_and_changes_nothing() {
         assert_eq!(status, expected, "{token} {head}: {body}");
     }
     assert_eq!(service.status().unwrap().policy, "priority");
+}
+
+/// X7: one session brought 196 clusters with 19,600 jobs into the store.
+#[test]
+fn a_session_is_of_one_cluster() {
+    let folder = Folder::new("names");
+    let service = Service::start(settings(folder.text())).unwrap();
+    wait_for_leader(&service);
+    let mut session = join(&service, "one", 1);
+    assert!(matches!(hear(&mut session), FromService::Welcome { .. }));
+    // It may say all of it again.
+    say(&mut session, &hello("one", 1));
+    assert!(matches!(hear(&mut session), FromService::Welcome { .. }));
+    say(&mut session, &hello("two", 1));
+    let FromService::Rejected { why } = hear(&mut session) else { panic!() };
+    assert!(why.contains("this session is of cluster one"), "{why}");
+    let names: Vec<String> = service.status().unwrap().clusters.iter().map(|own| own.cluster.to_string()).collect();
+    assert!(!names.contains(&"two".to_owned()), "{names:?}");
 }
 
 #[test]

@@ -18,6 +18,14 @@ impl Replica {
                 ToService::Hello { protocol, cluster, incarnation, jobs, hosts, transfers, carried, flows_per_host },
                 _,
             ) => {
+                // Else one connection could bring ever new clusters, and their jobs stay in the store.
+                if let Some(named) = own.member.as_ref().map(|own| own.cluster.clone()).filter(|own| *own != cluster) {
+                    let why = format!("this session is of cluster {named}: {cluster} needs one of its own");
+                    self.sessions.remove(&session);
+                    commands.push(Command::Say { session, message: FromService::Rejected { why } });
+                    commands.push(Command::Close { session });
+                    return;
+                }
                 if let Err(why) = self.may_join(now, session, protocol, &cluster, incarnation) {
                     commands.push(Command::Say { session, message: FromService::Rejected { why } });
                     return;
