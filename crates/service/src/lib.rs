@@ -9,6 +9,7 @@ mod connection;
 mod http;
 mod looking;
 mod metrics;
+mod moment;
 pub mod service;
 pub mod settings;
 pub mod store;

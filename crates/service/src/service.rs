@@ -3,6 +3,7 @@
 use crate::connection::Connection;
 use crate::http::{self, Heard, Question};
 use crate::looking;
+use crate::moment::Moment;
 use crate::settings::{Allowed, Settings};
 use crate::storing::Storing;
 use mission_core::service::{
@@ -65,7 +66,7 @@ struct Loop {
     inbox: Receiver<Incoming>,
     replica: Replica,
     storing: Storing,
-    began: Instant,
+    began: Moment,
     connections: BTreeMap<u64, Open>,
     /// Connections without a token.
     strangers: Strangers,
@@ -114,7 +115,7 @@ impl Service {
             wake_up(&woken);
             sent
         });
-        let began = Instant::now();
+        let began = Moment::now();
         let own = Leader { address: settings.address.as_str().into(), tokens: settings.tokens.fingerprint().into() };
         let storing = Storing::start(&store, &own.text(), began, &says).map_err(|error| text(&error))?;
         let mut draw = [0; 8];
@@ -231,7 +232,7 @@ impl Loop {
     }
 
     fn now(&self) -> Time {
-        Time(0) + self.began.elapsed()
+        Time(0) + Moment::now().since(self.began)
     }
 
     fn handle(&mut self, event: Event) {

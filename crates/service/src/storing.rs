@@ -1,12 +1,13 @@
 //! The threads that use the store, so that the deciding thread never waits for it.
 
+use crate::moment::Moment;
 use crate::store::{Changed, Elected, Failure, Loaded, Store};
 use mission_core::service::{Entry, Epoch, Event, WriteId};
 use mission_core::units::Time;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A store that does not answer is asked again after this time.
 const AGAIN: Duration = Duration::from_millis(250);
@@ -32,7 +33,7 @@ impl Storing {
     pub fn start(
         store: &Arc<dyn Store>,
         address: &str,
-        began: Instant,
+        began: Moment,
         says: &Arc<dyn Fn(Event) -> bool + Send + Sync>,
     ) -> std::io::Result<Storing> {
         let (lease, leases) = channel();
@@ -74,8 +75,8 @@ impl Storing {
     }
 }
 
-fn leads(store: &dyn Store, address: &str, began: Instant, asked: &Receiver<Lease>, says: &dyn Fn(Event) -> bool) {
-    let time = |at: Instant| Time(0) + at.saturating_duration_since(began);
+fn leads(store: &dyn Store, address: &str, began: Moment, asked: &Receiver<Lease>, says: &dyn Fn(Event) -> bool) {
+    let time = |at: Moment| Time(0) + at.since(began);
     while let Ok(first) = asked.recv() {
         let said = match first {
             Lease::Campaign => match store.campaign(address) {

@@ -8,6 +8,7 @@
 //! sent after the same one, one happens, and none after a later one.
 
 use super::{Changed, Elected, Failure, Loaded, Store};
+use crate::moment::Moment;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use mission_core::service::{Entry, Epoch};
@@ -16,7 +17,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use ureq::Agent;
 use ureq::tls::TlsConfig;
 
@@ -63,7 +64,7 @@ struct Last {
 struct Lease {
     id: String,
     epoch: Option<Epoch>,
-    until: Instant,
+    until: Moment,
 }
 
 #[derive(Default, Deserialize)]
@@ -273,10 +274,10 @@ impl Etcd {
 
     /// The lease that this replica has, or a new one.
     fn granted(&self) -> Result<Lease, Failure> {
-        if let Some(lease) = self.lock().clone().filter(|lease| lease.until > Instant::now() + LEASE / 2) {
+        if let Some(lease) = self.lock().clone().filter(|lease| lease.until > Moment::now() + LEASE / 2) {
             return Ok(lease);
         }
-        let asked = Instant::now();
+        let asked = Moment::now();
         let granted: Granted =
             self.ask(&self.quick, "/v3/lease/grant", &json!({"TTL": LEASE.as_secs().to_string()}))?;
         if granted.id.get() == 0 && granted.id.0.is_empty() {
@@ -373,11 +374,11 @@ impl Store for Etcd {
         Ok(Some(Elected { epoch, until: lease.until }))
     }
 
-    fn renew(&self) -> Result<Instant, Failure> {
+    fn renew(&self) -> Result<Moment, Failure> {
         let Some(lease) = self.lock().clone().filter(|lease| lease.epoch.is_some()) else {
             return Err(Failure::NotLeader);
         };
-        let asked = Instant::now();
+        let asked = Moment::now();
         let kept: KeptAlive = self.ask(&self.quick, "/v3/lease/keepalive", &json!({"ID": lease.id}))?;
         let mut own = self.lock();
         if kept.result.ttl.get() == 0 {

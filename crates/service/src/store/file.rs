@@ -4,6 +4,7 @@
 //! dropped: it was not answered.
 
 use super::{Changed, Elected, Failure, Loaded, Store};
+use crate::moment::Moment;
 use mission_core::service::{Entry, Epoch};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
@@ -233,12 +234,12 @@ impl Store for FileStore {
         let mut state = self.lock();
         let epoch = self.append(&mut state, Vec::new(), Some(Some(address.into())))?;
         state.leader = Some((address.into(), epoch));
-        Ok(Some(Elected { epoch, until: Instant::now() + LEASE }))
+        Ok(Some(Elected { epoch, until: Moment::now() + LEASE }))
     }
 
-    fn renew(&self) -> Result<Instant, Failure> {
+    fn renew(&self) -> Result<Moment, Failure> {
         let state = self.lock();
-        state.leader.as_ref().map(|_| Instant::now() + LEASE).ok_or(Failure::NotLeader)
+        state.leader.as_ref().map(|_| Moment::now() + LEASE).ok_or(Failure::NotLeader)
     }
 
     fn resign(&self) {

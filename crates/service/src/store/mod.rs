@@ -4,9 +4,9 @@
 pub mod etcd;
 pub mod file;
 
+use crate::moment::Moment;
 use mission_core::service::{Entry, Epoch};
 use std::sync::Arc;
-use std::time::Instant;
 
 /// All that there is, as of a revision.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,7 +30,7 @@ pub struct Changed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Elected {
     pub epoch: Epoch,
-    pub until: Instant,
+    pub until: Moment,
 }
 
 /// Why a store operation failed.
@@ -66,7 +66,7 @@ pub trait Store: Send + Sync {
     ///
     /// # Errors
     /// [`Failure::NotLeader`], or the store does not answer.
-    fn renew(&self) -> Result<Instant, Failure>;
+    fn renew(&self) -> Result<Moment, Failure>;
 
     /// Returns the leader's key, so that no replica has to wait for the end of the lease.
     fn resign(&self);
