@@ -1,4 +1,5 @@
-"""Mission Control: decides for each transfer which share of the network and which transport it gets.
+"""Mission Control: decides which share of the network each transfer gets, and which transport carries a job's bytes
+between two hosts.
 
 The program that submits work uses :func:`install`, :func:`job` and :func:`uninstall`. Any task may use: :func:`put` and
 :func:`fetch`; :func:`keep` for an object that is fetched repeatedly; :func:`allocate` to write parts directly to the

@@ -32,7 +32,8 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Decides per transfer how big a share of the network it gets and which transport carries it, and says why.",
+    help="Decides which share of the network each transfer gets, and which transport carries a job's bytes between two "
+    "hosts, and says why.",
 )
 
 
