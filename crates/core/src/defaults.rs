@@ -55,7 +55,7 @@ pub const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 pub const SERVER_IDLE: Duration = Duration::from_secs(30);
 /// Concurrent connections of one server; above it the answer is "busy, retry after".
 pub const SERVER_CONNECTIONS: usize = 256;
-/// Concurrent connections that have not proved the token yet; one more closes the oldest. Each costs a thread and a
+/// Concurrent connections that have not proved the token yet; one more closes one of the address that has most of them. Each costs a thread and a
 /// descriptor.
 pub const UNADMITTED_CONNECTIONS: usize = 64;
 /// Time from a connection's first packet to its proof; then the connection is closed.
@@ -171,7 +171,7 @@ pub fn table() -> Vec<(&'static str, String, &'static str)> {
         (
             "unadmitted connections",
             UNADMITTED_CONNECTIONS.to_string(),
-            "concurrent connections without a proof of the token; one more closes the oldest",
+            "concurrent connections without a proof of the token; one more closes one of the address that has most",
         ),
         ("admission", seconds(ADMISSION), "time to prove the token before the connection is closed"),
         (

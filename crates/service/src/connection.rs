@@ -30,7 +30,6 @@ pub struct Connection {
     sent: usize,
     /// Since when the connection shall be closed, once everything is sent.
     pub ends: Option<Instant>,
-    pub since: Instant,
     /// It has presented a valid token.
     pub admitted: bool,
     /// It is a session, no longer HTTP.
@@ -54,7 +53,6 @@ impl Connection {
             outgoing: Vec::new(),
             sent: 0,
             ends: None,
-            since: Instant::now(),
             admitted: false,
             session: false,
         })

@@ -467,12 +467,13 @@ impl Loop {
 
     fn close_old(&mut self) {
         let old = |(number, open): (&u64, &Open)| {
-            let late = !open.connection.admitted && open.connection.since.elapsed() >= UNADMITTED;
             let idle = open.heard_at.elapsed() >= IDLE;
             let ended = open.connection.ends.is_some_and(|since| since.elapsed() >= ENDED);
-            (late || idle || ended).then_some(*number)
+            (idle || ended).then_some(*number)
         };
-        for number in self.connections.iter().filter_map(old).collect::<Vec<_>>() {
+        let late = self.strangers.tidy(self.now());
+        let old = self.connections.iter().filter_map(old);
+        for number in old.chain(late).collect::<Vec<_>>() {
             self.drop_connection(number);
         }
         if std::mem::take(&mut self.full) {

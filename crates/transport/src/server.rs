@@ -14,7 +14,7 @@ use crate::tracker::{Asking, Lane, Tracker};
 use crate::uplink::Uplink;
 use crate::wire::{HeadReader, PieceReply, Request, Response, Wants};
 use mission_core::defaults::{SERVER_CONNECTIONS, SERVER_IDLE, STALL};
-use mission_core::host::door::{Admission as Admitted, Door, Number, Turn};
+use mission_core::host::door::{Door, Entry, Number, Turn};
 use mission_core::units::Time;
 use rustix::event::{PollFd, PollFlags, poll};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -97,9 +97,9 @@ impl Connections {
         self.door.tidy(now).into_iter().for_each(|number| self.close(number));
     }
 
-    fn admit(&mut self, now: Time, number: Number, turn: Option<Turn>) -> Admitted {
+    fn admit(&mut self, now: Time, number: Number, turn: Option<Turn>) -> Entry {
         let admitted = self.door.admit(now, number, turn);
-        if let Admitted::Admitted { closes: Some(other) } = admitted {
+        if let Entry::Open { closes: Some(other) } = admitted {
             self.close(other);
         }
         admitted
@@ -334,7 +334,7 @@ fn serve(stream: Arc<TcpStream>, registered: &Registered<'_>) -> io::Result<()> 
                         Admission::Proved => {
                             let now = shared.clock.now();
                             let admitted = shared.connections().admit(now, registered.number, request.turn);
-                            if let Admitted::Busy { turn, retry_after } = admitted {
+                            if let Entry::Busy { turn, retry_after } = admitted {
                                 let mut busy = Response::refusal(503, "too many connections", seen);
                                 (busy.turn, busy.retry_after_ms) = (turn, Some(retry_after.as_millis() as u64));
                                 return channel.send(&busy.write(), b"");

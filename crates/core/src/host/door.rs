@@ -29,10 +29,10 @@ const WAITING_MAX: usize = 16 << 10;
 
 /// The answer to a client that has proved the token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Admission {
+pub enum Entry {
     /// It is in. `closes`: this connection is to be closed for it, the one that has been idle for longest; its client
     /// makes another when it needs one.
-    Admitted { closes: Option<Number> },
+    Open { closes: Option<Number> },
     /// All places are busy.
     Busy { turn: Option<Turn>, retry_after: Duration },
 }
@@ -89,7 +89,7 @@ impl Door {
     }
 
     /// A client has proved the token; `turn`: what it was given when it was sent away.
-    pub fn admit(&mut self, now: Time, number: Number, turn: Option<Turn>) -> Admission {
+    pub fn admit(&mut self, now: Time, number: Number, turn: Option<Turn>) -> Entry {
         self.strangers.leaves(number);
         self.waiting.retain(|_, came| now.since(*came) < TURN_LASTS);
         // Only turns that were given out count.
@@ -106,7 +106,7 @@ impl Door {
             let closes = longest.filter(|_| free == 0).map(|(_, own)| own);
             closes.map(|own| self.guests.remove(&own));
             self.guests.insert(number, Guest { since: now, idle: None });
-            return Admission::Admitted { closes };
+            return Entry::Open { closes };
         }
         let turn = turn.or_else(|| {
             (self.waiting.len() < WAITING_MAX).then(|| {
@@ -118,7 +118,7 @@ impl Door {
         // Who has many before it need not come soon.
         let rounds = 1 + before / SERVER_CONNECTIONS;
         let retry_after = Duration::from_millis(BUSY_RETRY_MS).saturating_mul(rounds as u32).min(BUSY_RETRY_MAX);
-        Admission::Busy { turn, retry_after }
+        Entry::Busy { turn, retry_after }
     }
 
     /// A connection carries something, or nothing since then.
@@ -164,7 +164,7 @@ mod tests {
         let mut door = Door::new(1);
         for number in 0..SERVER_CONNECTIONS as u64 {
             door.arrives(at(0), number, HERE);
-            assert_eq!(door.admit(at(0), number, None), Admission::Admitted { closes: None });
+            assert_eq!(door.admit(at(0), number, None), Entry::Open { closes: None });
         }
         door
     }
@@ -174,15 +174,15 @@ mod tests {
         let mut door = full();
         door.idle(7, Some(at(10)));
         door.idle(3, Some(at(20)));
-        assert_eq!(door.admit(at(30), 1000, None), Admission::Admitted { closes: Some(7) });
+        assert_eq!(door.admit(at(30), 1000, None), Entry::Open { closes: Some(7) });
         door.idle(3, None);
-        assert!(matches!(door.admit(at(30), 1001, None), Admission::Busy { .. }));
+        assert!(matches!(door.admit(at(30), 1001, None), Entry::Busy { .. }));
         door.leaves(5);
         assert_eq!(door.count(), (0, SERVER_CONNECTIONS - 1));
     }
 
-    fn busy(said: Admission) -> Turn {
-        let Admission::Busy { turn: Some(turn), .. } = said else { panic!("{said:?}") };
+    fn busy(said: Entry) -> Turn {
+        let Entry::Busy { turn: Some(turn), .. } = said else { panic!("{said:?}") };
         turn
     }
 
@@ -196,16 +196,16 @@ mod tests {
         // A new one, and the second, have to let the first in.
         let third = busy(door.admit(at(2), 1002, None));
         assert_eq!(busy(door.admit(at(3), 1003, Some(second))), second);
-        assert_eq!(door.admit(at(4), 1004, Some(first)), Admission::Admitted { closes: None });
+        assert_eq!(door.admit(at(4), 1004, Some(first)), Entry::Open { closes: None });
         // The second comes seldom: it keeps nobody out, but it has not lost its turn.
         door.leaves(1);
         let later = at(3) + KEPT_FREE;
         assert_eq!(busy(door.admit(at(500), 1005, Some(third))), third);
-        assert_eq!(door.admit(later, 1006, Some(third)), Admission::Admitted { closes: None });
+        assert_eq!(door.admit(later, 1006, Some(third)), Entry::Open { closes: None });
         let fourth = busy(door.admit(later, 1007, None));
         door.leaves(2);
         assert!(fourth > second);
-        assert_eq!(door.admit(later, 1008, Some(second)), Admission::Admitted { closes: None });
+        assert_eq!(door.admit(later, 1008, Some(second)), Entry::Open { closes: None });
     }
 
     /// Twice as many clients as places, each with work for ever: all come in again and again.
@@ -229,11 +229,11 @@ mod tests {
                 next += 1;
                 door.arrives(now, next, HERE);
                 match door.admit(now, next, own.0) {
-                    Admission::Admitted { closes } => {
+                    Entry::Open { closes } => {
                         assert_eq!(closes, None, "nobody is idle");
                         *own = (None, Some(next), own.2 + 1);
                     }
-                    Admission::Busy { turn, retry_after } => {
+                    Entry::Busy { turn, retry_after } => {
                         assert!(retry_after <= BUSY_RETRY_MAX);
                         own.0 = turn;
                     }

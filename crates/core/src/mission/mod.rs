@@ -75,8 +75,7 @@ impl Job {
     fn worker_left(&mut self, worker: &WorkerId, commands: &mut Vec<Command>) {
         for (stages, own) in &mut self.transfers {
             own.learn(worker, None);
-            if own.is_quiet() && own.began_at.is_some() && !own.listed {
-                own.listed = true;
+            if own.may_be_listed() {
                 self.quiet.push_back(stages.clone());
             }
         }
@@ -85,8 +84,7 @@ impl Job {
 
     /// A worker has forgotten its record of a transfer.
     fn settle(&mut self, stages: Stages) {
-        if let Some(own) = self.transfers.get_mut(&stages).filter(|own| own.is_quiet() && !own.listed) {
-            own.listed = true;
+        if self.transfers.get_mut(&stages).is_some_and(Transfer::may_be_listed) {
             self.quiet.push_back(stages);
         }
     }

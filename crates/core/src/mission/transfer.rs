@@ -138,6 +138,13 @@ impl Transfer {
         }
     }
 
+    /// Whether it is quiet after something has moved, and not listed yet; it is from now on.
+    pub(super) fn may_be_listed(&mut self) -> bool {
+        let new = self.is_quiet() && self.began_at.is_some() && !self.listed;
+        self.listed |= new;
+        new
+    }
+
     pub(super) fn bytes_per_sec(&self) -> f64 {
         if self.active() { self.measured.2 } else { 0.0 }
     }

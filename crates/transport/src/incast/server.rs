@@ -6,6 +6,7 @@ use crate::auth::{self, Nonce, Purpose, Role, Token};
 use crate::clock::Clock;
 use crate::object::to_hex;
 use crate::socket;
+use mission_core::defaults::UNADMITTED_CONNECTIONS;
 use mission_core::strangers::Strangers;
 use mission_core::units::Time;
 use serde_json::{Value, json};
@@ -23,9 +24,6 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 /// A client that requests nothing, or reads nothing, for this long has given up: a collapse backs off for minutes at
 /// most.
 const IDLE: Duration = Duration::from_secs(600);
-
-/// Connections that have proved nothing; more where more are served: a client may open all of its connections at once.
-const STRANGERS: usize = 64;
 
 /// What a server allows.
 #[derive(Clone, Copy, Debug)]
@@ -76,8 +74,9 @@ impl Server {
             clock: Clock::start(),
             open: Mutex::new(Open {
                 streams: Vec::new(),
+                // A client may open all of its connections at once.
                 strangers: Strangers::new(
-                    STRANGERS.max(limits.connections),
+                    UNADMITTED_CONNECTIONS.max(limits.connections),
                     HELLO_PATIENCE,
                     u64::from_ne_bytes(auth::random()),
                 ),
