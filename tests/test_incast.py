@@ -207,8 +207,8 @@ def test_strangers_that_only_connect_lock_nobody_out():
         began = time.monotonic()
         result = measure([f"127.0.0.1:{port}"] * 4, Reads(fragment=1000, blocks=3, warm_up=0), TOKEN)
         assert result["ended"] is None and len(result["blocks"]) == 3
-        # Before, until the strangers' time for a proof was over; now they are there all the time.
-        assert server.served()[1] >= 64 or time.monotonic() - began > 10
+        # The strangers are there all the time, but for those that made room; until their time for a proof is over.
+        assert 64 - 4 <= server.served()[1] <= 64 + 4 or time.monotonic() - began > 10
     finally:
         for own in strangers:
             own.close()
